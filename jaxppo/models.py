@@ -105,10 +105,9 @@ def init_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
 
     Its dtype is the configuration's `compute_dtype`, or float32.
     """
-    shape = (batch_size, config.num_key_value_heads, length, config.head_dim)
-    dtype = config.compute_dtype or jnp.float32
-    empty = lambda: partition.over_tensor(jnp.zeros(shape, dtype), axis=1)  # noqa: E731
-    return tuple((empty(), empty()) for _ in range(config.num_hidden_layers))
+    heads = partition.heads_of_device(config.num_attention_heads, config.num_key_value_heads)
+    shape, dtype = (batch_size, heads, length, config.head_dim), config.compute_dtype or jnp.float32
+    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers))
 
 
 def densely_laid(cache: Cache) -> Cache:
@@ -182,14 +181,14 @@ def apply(
 
 
 def _ready(config: ModelConfig, trunk: Params) -> Params:
-    """Return the parameters of a trunk in the dtype of the computation; what this device has shards of is gathered.
+    """Return the parameters of a trunk in the dtype of the computation, shards of this device as they are.
 
-    But for the layers, which gather their shards one by one (`nn/depth.py`).
+    Layers gather theirs one by one (`nn/depth.py`), embeddings look up in them.
     """
     if not partition.is_split(trunk, config.hidden_size):
         return cast(config, trunk)
     rest = {name: part for name, part in trunk.items() if name != "layers"}
-    return partition.whole(rest, config.hidden_size, config.compute_dtype) | {"layers": trunk["layers"]}
+    return cast(config, rest) | {"layers": trunk["layers"]}
 
 
 def cast(config: ModelConfig, tree: Any) -> Any:
@@ -233,35 +232,48 @@ def for_training(config: ModelConfig, params: Params, adapter: Params | None = N
 def for_decoding(config: ModelConfig, params: Params) -> Params:
     """Prepare the parameters of a language model for many steps: adapters merged, in the dtype of the computation.
 
-    W + A B takes the place of W, A and B. What devices hold shards of is gathered, once for all steps.
+    W + A B takes the place of W, A and B. What devices hold shards of is gathered, once for all steps, unless that is
+    too much for one (`partition.decodes_split`).
     """
     dtype, parts = config.compute_dtype, {name: params[name] for name in ("trunk", "lm_head") if name in params}
-    return params | partition.whole(lora.merged(stacks.unstacked(parts), dtype), config.hidden_size, dtype)
+    ready = cast(config, lora.merged(stacks.unstacked(parts), dtype))
+    if partition.decodes_split(partition.gathered_bytes(ready, config.hidden_size)):
+        return params | ready
+    return params | partition.whole(ready, config.hidden_size)
 
 
 def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
-    """Return the language model head as a [D, V] matrix; with tied embeddings, the transposed embedding.
+    """Return the language model head as a [D, V] matrix, gathered; with tied embeddings, the transposed embedding.
 
     Raises:
         ModelError: the parameters have no language model head.
     """
-    kernel = stored_lm_head(config, params)
+    kernel, axis = stored_lm_head(config, params), 1 if config.tie_word_embeddings else 0
+    if kernel.shape[axis] != config.hidden_size:
+        kernel = partition.gathered(kernel, axis, config.compute_dtype or kernel.dtype)
     return kernel.T if config.tie_word_embeddings else kernel
 
 
 def stored_lm_head(config: ModelConfig, params: Params) -> jax.Array:
     """Return the language model head as it is stored: a [D, V] matrix; with tied embeddings the embedding, [V, D].
 
+    It has the whole vocabulary, but may be this device's shard of the hidden size, which is not cast.
+
     Raises:
         ModelError: the parameters have no language model head.
     """
+    part, vocab_axis = _part_of_lm_head(config, params), 0 if config.tie_word_embeddings else 1
+    is_shard = part.shape[1 - vocab_axis] != config.hidden_size
+    return partition.all_parts(part if is_shard else cast(config, part), vocab_axis, config.vocab_size)
+
+
+def _part_of_lm_head(config: ModelConfig, params: Params) -> jax.Array:
+    """Return what this device has of `stored_lm_head`."""
     if config.tie_word_embeddings:
-        embedding = {"embed_in": params["trunk"]["embed_in"]}
-        return partition.whole(embedding, config.hidden_size, config.compute_dtype)["embed_in"]["embedding"]
+        return params["trunk"]["embed_in"]["embedding"]
     if "lm_head" not in params:
         raise ModelError(f"lm_head: expected among the parameters, got {', '.join(params)}; pass logits=False")
-    head = {"lm_head": params["lm_head"]}
-    return partition.whole(head, config.hidden_size, config.compute_dtype)["lm_head"]["kernel"]
+    return params["lm_head"]["kernel"]
 
 
 def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
@@ -269,7 +281,13 @@ def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
 
     Those of a padded vocabulary, from `num_tokens` on, are -inf. To leave them out of the matrix would be a copy of it.
     """
-    logits = jnp.matmul(hidden, lm_head_kernel(config, params), preferred_element_type=jnp.float32)
+    part = cast(config, _part_of_lm_head(config, params))
+    kernel = part.T if config.tie_word_embeddings else part
+    has_part = kernel.shape[1] < config.vocab_size
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    rows = partition.enter(rows) if has_part else rows
+    logits = partition.product(rows, kernel, partition.WIDENS, config.hidden_size, jnp.float32)
+    logits = partition.all_parts(logits, 1, config.vocab_size).reshape(*hidden.shape[:-1], -1)
     if config.num_tokens is None:
         return logits
     return jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)

@@ -23,7 +23,7 @@ from jaxppo.nn import ModelConfig
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
-from jaxppo.parallel import processes
+from jaxppo.parallel import partition, processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import padding
 from jaxppo.rl.ppo import PPO
@@ -110,6 +110,7 @@ def main(out: str, *args: str) -> None:
     data.SEQUENCE_BUCKET = 14  # that of all sequences: each program is compiled once
     padding.SEQUENCE_BUCKET = 1  # micro-batches of rows this short are cut, too
     padding.WORTH_CUTTING = 0.99
+    partition.MOST_GATHERED = 0  # decoding leaves weights in their shards, as it does where they are large
     cases = list(args)
     if "--process" in cases:
         at = cases.index("--process")

@@ -152,7 +152,9 @@ def _run_with_cache(
     cache_index: jax.Array | None,
     read: jax.Array | None,
 ) -> tuple[jax.Array, LayerCache]:
-    return nnx.merge(graph, _gathered(weights, hidden))(hidden, *shared, cache, cache_index, read)
+    if hidden.shape[1] > 1:  # single tokens travel to the weights (`partition.product`): they are less
+        weights = _gathered(weights, hidden)
+    return nnx.merge(graph, weights)(hidden, *shared, cache, cache_index, read)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -21,6 +21,7 @@ from jaxppo.nn.config import (
     norm_names,
 )
 from jaxppo.nn.layers import ACTIVATIONS, Linear, embedding, kept, layer_norm, look_up, project
+from jaxppo.parallel import partition
 from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
 
 
@@ -72,9 +73,8 @@ class GPT2Attention(nnx.Module):
         self.num_heads, self.form = config.num_attention_heads, config.attention
         self.scale = config.attention_scale(layer)
         self.c_attn = Linear(config, config.hidden_size, 3 * config.hidden_size, rngs=rngs)
-        self.c_proj = Linear(
-            config, config.hidden_size, config.hidden_size, init_scale=config.residual_init_scale, rngs=rngs
-        )
+        sizes, scale = (config.hidden_size, config.hidden_size), config.residual_init_scale
+        self.c_proj = Linear(config, *sizes, init_scale=scale, axes=NARROWS, rngs=rngs)
 
     def __call__(
         self,
@@ -85,8 +85,9 @@ class GPT2Attention(nnx.Module):
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
-        shape = (3, self.num_heads, x_btd.shape[2] // self.num_heads)
-        query, key, value = project(self.c_attn, x_btd, read, shape, axis=0)
+        shape = (3, -1, x_btd.shape[2] // self.num_heads)
+        of_all = project(self.c_attn, x_btd, read, shape, axis=0)
+        query, key, value = (partition.own_heads(x, self.num_heads, self.num_heads) for x in of_all)
         attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read, self.form, self.scale)
         return self.c_proj(attended), cache
 
@@ -97,9 +98,8 @@ class GPT2Mlp(nnx.Module):
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.c_fc = Linear(config, config.hidden_size, config.intermediate_size, rngs=rngs)
-        self.c_proj = Linear(
-            config, config.intermediate_size, config.hidden_size, init_scale=config.residual_init_scale, rngs=rngs
-        )
+        sizes, scale = (config.intermediate_size, config.hidden_size), config.residual_init_scale
+        self.c_proj = Linear(config, *sizes, init_scale=scale, axes=NARROWS, rngs=rngs)
 
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
@@ -223,8 +223,7 @@ GPT2 = Family(
     ignored=re.compile(r"attn\.(bias|masked_bias)$"),
     partition={
         "embed_positions/embedding": (None, FSDP),
-        "attn/c_attn/kernel": WIDENS,
-        "attn/c_attn/bias": (TENSOR,),
+        "attn/c_attn/kernel": (FSDP, None),  # its columns are all queries, then all keys: no part of them is a head
         "attn/c_proj/kernel": NARROWS,
         "mlp/c_fc/kernel": WIDENS,
         "mlp/c_fc/bias": (TENSOR,),

@@ -81,7 +81,7 @@ class NeoXAttention(nnx.Module):
         self.num_heads, self.form = config.num_attention_heads, config.attention
         size, bias = config.hidden_size, config.attention_bias
         self.query_key_value = Linear(config, size, 3 * size, use_bias=bias, rngs=rngs)
-        self.dense = Linear(config, size, size, use_bias=bias, rngs=rngs)
+        self.dense = Linear(config, size, size, use_bias=bias, axes=NARROWS, rngs=rngs)
 
     def __call__(
         self,
@@ -93,7 +93,7 @@ class NeoXAttention(nnx.Module):
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
-        shape = (self.num_heads, 3, x_btd.shape[2] // self.num_heads)
+        shape = (-1, 3, x_btd.shape[2] // self.num_heads)
         query, key, value = project(self.query_key_value, x_btd, read, shape, axis=1)
         query, key = rotate(query, columns(rotary, read, 2)), rotate(key, rotary)
         attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read, self.form)
@@ -106,7 +106,7 @@ class NeoXMlp(nnx.Module):
     def __init__(self, config: GPTNeoXConfig, rngs: nnx.Rngs):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.dense_h_to_4h = Linear(config, config.hidden_size, config.intermediate_size, rngs=rngs)
-        self.dense_4h_to_h = Linear(config, config.intermediate_size, config.hidden_size, rngs=rngs)
+        self.dense_4h_to_h = Linear(config, config.intermediate_size, config.hidden_size, axes=NARROWS, rngs=rngs)
 
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.nn.blocks import Blocks, by_rows, equal_parts, split_rows, where_new
-from jaxppo.parallel import platform
+from jaxppo.parallel import partition, platform
 from jaxppo.types import Array
 
 
@@ -52,7 +52,8 @@ def token_logprobs(
 
     Args:
         hidden: [..., D].
-        kernel: [D, V].
+        kernel: [D, V]; or a device's shard of it over `partition.FSDP`, which is gathered and whose gradient is summed
+            and split block by block, so that no device ever has all of either.
         ids: [...] int32.
         temperature: divides the logits.
         vocab: the distributions are over the first so many columns of the kernel; default: all.
@@ -87,7 +88,7 @@ def _forward(
 
         def step(carry: tuple[_Softmax, Array], c: Array) -> tuple[tuple[_Softmax, Array], None]:
             softmax, chosen = carry
-            z = _logits(h, columns.of(kernel, c), temperature, vocab_axis)
+            z = _logits(h, _whole(columns.of(kernel, c), h, vocab_axis), temperature, vocab_axis)
             softmax = _extend(softmax, z, columns.new(c))
             local = i - columns.start(c)
             picked = jnp.take_along_axis(z, jnp.clip(local, 0, columns.size - 1)[:, None], axis=1)[:, 0]
@@ -124,7 +125,7 @@ def _backward_rule(
 
     def of_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
         d_hidden, d_kernel = carry
-        part = columns.of(kernel, c)
+        part = _whole(columns.of(kernel, c), hidden, vocab_axis)
 
         def of_rows(d_part: Array, row_block: tuple[Any, Array]) -> tuple[Array, Array]:
             (h, i, log_z, mean, d_logprob, d_entropy), d_h = row_block
@@ -137,6 +138,8 @@ def _backward_rule(
             return d_part + jnp.einsum(f"rd,rc->{of_part}", h, d_z, preferred_element_type=jnp.float32), d_h
 
         d_part, d_hidden = jax.lax.scan(of_rows, jnp.zeros(part.shape, jnp.float32), (rows, d_hidden))
+        if d_part.shape[1 - vocab_axis] != kernel.shape[1 - vocab_axis]:
+            d_part = partition.scattered(d_part, 1 - vocab_axis)
         return (d_hidden, columns.put(d_kernel, c, columns.of(d_kernel, c) + d_part)), None
 
     start = (jnp.zeros(rows[0].shape, jnp.float32), jnp.zeros(kernel.shape, jnp.float32))
@@ -237,6 +240,12 @@ def _columns(vocab: int, block: Block, vocab_axis: int) -> Blocks:
     """Return the vocabulary in blocks of the columns of [D, V] matrices, or of the rows of [V, D]."""
     size = min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128)))
     return Blocks(vocab, size, vocab_axis)
+
+
+def _whole(part: Array, hidden: Array, vocab_axis: int) -> Array:
+    """Gather a block of the kernel of which this device may have a shard, in the dtype of the hidden states."""
+    axis = 1 - vocab_axis
+    return part if part.shape[axis] == hidden.shape[-1] else partition.gathered(part, axis, hidden.dtype)
 
 
 def _logits(hidden: Array, kernel: Array, temperature: float, vocab_axis: int) -> Array:

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxppo.parallel import partition
-
 TRITON_BLOCK = 64
 """Queries, and keys, of a tile. Its gradient takes half as many."""
 SPLASH_LANES = 128
@@ -49,7 +47,7 @@ def attend(
     if q_bhtk.dtype != jnp.bfloat16 or (form == "triton" and window is not None):
         return None
     program = _at_own_precision(lambda *arrays: KERNELS[form](*arrays, scale=scale, window=window))
-    return partition.by_heads(program, (q_bhtk, k_bgtk, v_bgtk), mask)
+    return program(q_bhtk, k_bgtk, v_bgtk, mask)
 
 
 def triton(

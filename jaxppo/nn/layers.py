@@ -15,6 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxppo.nn.attention import KEPT
 from jaxppo.nn.blocks import columns
 from jaxppo.nn.config import ModelConfig
+from jaxppo.parallel import partition
+from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
 
 
 class Keys(nnx.Rngs):
@@ -85,7 +87,8 @@ class Linear(nnx.Module):
     """x W + b, and (x A) B on top where an adapter is attached (see `with_adapters`).
 
     Source of the latter: LoRA, arXiv:2106.09685; its factor alpha / r is in B already. W is drawn from
-    normal(0, initializer_range * init_scale).
+    normal(0, initializer_range * init_scale). `axes` are those that devices split it over: one that widens has all of
+    its inputs on every device along `TENSOR`, and some of its outputs, one that narrows the other way round.
     """
 
     lora_a: nnx.LoRAParam
@@ -99,8 +102,10 @@ class Linear(nnx.Module):
         *,
         use_bias: bool = True,
         init_scale: float = 1.0,
+        axes: tuple[str, str] = WIDENS,
         rngs: nnx.Rngs,
     ):
+        self.axes, self.shape = axes, (inputs, outputs)
         draw = nnx.initializers.normal(config.initializer_range * init_scale)
         self.kernel = nnx.Param(draw(rngs.params(), (inputs, outputs)))
         # A bias takes its turn in the stream of keys, though it starts at 0: models of old seeds stay as they were.
@@ -111,12 +116,24 @@ class Linear(nnx.Module):
     ) -> jax.Array:
         """Map the last axis: [..., inputs] -> [..., outputs], or those outputs that `pick` takes of [..., outputs]."""
         # As one matrix: the gradient of the kernel then contracts one axis, not two, for which XLA would transpose.
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        result = rows @ pick(self.kernel[...])
+        rows, kernel = inputs.reshape(-1, inputs.shape[-1]), self.kernel[...]
+        has_part = kernel.shape[self.axes.index(TENSOR)] < self.shape[self.axes.index(TENSOR)]
+        some_outputs, some_inputs = has_part and self.axes == WIDENS, has_part and self.axes == NARROWS
+        size = self.shape[self.axes.index(FSDP)]
+        result = partition.product(partition.enter(rows) if some_outputs else rows, pick(kernel), self.axes, size)
+        result = partition.leave(result) if some_inputs else result
         if self.bias is not None:
             result += pick(self.bias[...])
         if hasattr(self, "lora_a"):
-            result += ((rows @ self.lora_a[...]) @ pick(self.lora_b[...])).astype(result.dtype)
+            lora_a, lora_b = self.lora_a[...], self.lora_b[...]
+            if some_inputs:
+                lora_a = partition.own_part(partition.enter(lora_a), 0, kernel.shape[0])
+            low = rows @ lora_a
+            low = partition.leave(low) if some_inputs else low
+            if some_outputs:
+                low = partition.enter(low)
+                lora_b = partition.own_part(partition.enter(lora_b), 1, kernel.shape[1])
+            result += (low @ pick(lora_b)).astype(result.dtype)
         return result.reshape(*inputs.shape[:-1], result.shape[-1])
 
 
@@ -151,11 +168,12 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.scale = nnx.Param(jnp.ones((size,)))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise the last axis: [..., size] -> [..., size]."""
+    def __call__(self, x: jax.Array, of_part: bool = False) -> jax.Array:
+        """Normalise the last axis: [..., size] -> [..., size]; `of_part`: devices along `TENSOR` have different x."""
         wide = x.astype(jnp.float32)
         normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        return self.scale[...] * normed.astype(x.dtype)
+        scale = partition.enter(self.scale[...]) if of_part else self.scale[...]
+        return scale * normed.astype(x.dtype)
 
 
 def embedding(config: ModelConfig, num_embeddings: int, rngs: nnx.Rngs) -> nnx.Embed:
@@ -165,9 +183,28 @@ def embedding(config: ModelConfig, num_embeddings: int, rngs: nnx.Rngs) -> nnx.E
 
 
 def look_up(table: nnx.Embed, ids: jax.Array, mode: str = "fill") -> jax.Array:
-    """Look up rows of a table: [B, T] -> [B, T, D]. Ids outside of it give NaN ("fill") or its last row ("clip")."""
+    """Look up rows of a table: [B, T] -> [B, T, D]. Ids outside of it give NaN ("fill") or its last row ("clip").
+
+    Of a table over devices each looks up what it has of it, for everyone's ids.
+    """
     # nnx.Embed would cast to the dtype of its construction, and take another row for ids outside.
-    return jnp.take(table.embedding[...], ids, axis=0, mode=mode)
+    rows = table.embedding[...]
+    in_shards, in_parts = rows.shape[1] < table.features, rows.shape[0] < table.num_embeddings
+    shape = ids.shape
+    ids = partition.of_everyone(ids) if in_shards else ids
+    if in_parts:
+        known = (ids >= 0) & (ids < table.num_embeddings)
+        ids -= jax.lax.axis_index(TENSOR) * rows.shape[0]
+        own = (ids >= 0) & (ids < rows.shape[0])
+        found = jnp.where(own[..., None], jnp.take(rows, jnp.where(own, ids, 0), axis=0), 0)
+        result = jnp.where(known[..., None], partition.leave(found), jnp.nan)
+    else:
+        result = jnp.take(rows, ids, axis=0, mode=mode)
+    if not in_shards:
+        return result
+    # Each device's tokens side by side: a row of them travels as one.
+    whole = partition.to_rows(result.reshape(-1, result.shape[-1]))
+    return whole.reshape(*shape, table.features)
 
 
 def project(
@@ -179,7 +216,7 @@ def project(
         linear: maps D to 3 H K.
         x_btd: [B, T, D].
         read: see `columns`.
-        shape: how the outputs lie: (3, H, K), or (H, 3, K).
+        shape: how the outputs lie: (3, H, K), or (H, 3, K); H is -1, as a device may have some of the heads.
         axis: that of the 3.
 
     Returns:
@@ -206,6 +243,6 @@ def project(
     return query, key, value
 
 
-def split_heads(x_bte: jax.Array, heads: int) -> jax.Array:
+def split_heads(x_bte: jax.Array, head_dim: int) -> jax.Array:
     """Part the heads that lie side by side in the last axis: [B, T, H K] -> [B, H, T, K]."""
-    return x_bte.reshape(*x_bte.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x_bte.reshape(*x_bte.shape[:2], -1, head_dim).transpose(0, 2, 1, 3)

@@ -25,6 +25,7 @@ class LlamaAttention(nnx.Module):
     def __init__(self, config: LlamaConfig, layer: int, rngs: nnx.Rngs):
         assert config.unrotated_layers is not None
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
         self.rotates, self.form = layer not in config.unrotated_layers, config.attention
         self.window = config.sliding_window if layer in config.window_layers else None
         size, inner, shared = config.hidden_size, self.heads * config.head_dim, self.kv_heads * config.head_dim
@@ -32,7 +33,7 @@ class LlamaAttention(nnx.Module):
         self.q_proj = Linear(config, size, inner, use_bias=qkv_bias, rngs=rngs)
         self.k_proj = Linear(config, size, shared, use_bias=qkv_bias, rngs=rngs)
         self.v_proj = Linear(config, size, shared, use_bias=qkv_bias, rngs=rngs)
-        self.o_proj = Linear(config, inner, size, use_bias=config.attention_bias, rngs=rngs)
+        self.o_proj = Linear(config, inner, size, use_bias=config.attention_bias, axes=NARROWS, rngs=rngs)
         self.q_norm, self.k_norm = (
             RMSNorm(config.head_dim, config.layer_norm_eps) if config.kind.qk_norm else None for _ in range(2)
         )
@@ -47,17 +48,24 @@ class LlamaAttention(nnx.Module):
         read: jax.Array | None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
-        query = split_heads(kept(self.q_proj(columns(x_btd, read, 1))), self.heads)
-        key, value = (split_heads(kept(linear(x_btd)), self.kv_heads) for linear in (self.k_proj, self.v_proj))
-        key, value = partition.over_tensor(key, 1), partition.over_tensor(value, 1)
+        query = split_heads(kept(self.q_proj(columns(x_btd, read, 1))), self.head_dim)
+        key, value = (self._shared_heads(kept(linear(x_btd))) for linear in (self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
+            query = self.q_norm(query, of_part=query.shape[1] < self.heads)
+            key = self.k_norm(key, of_part=key.shape[1] < self.kv_heads)
         if self.rotates:
             query, key = rotate(query, columns(rotary, read, 2)), rotate(key, rotary)
+        key, value = (partition.own_heads(x, self.heads, self.kv_heads) for x in (key, value))
         attended, cache = attend_cached(
             query, key, value, mask, cache, cache_index, read, self.form, window=self.window
         )
         return self.o_proj(attended), cache
+
+    def _shared_heads(self, x_bte: jax.Array) -> jax.Array:
+        """[B, T, G K] -> [B, G, T, K]; all heads, where this device's columns are a part of one."""
+        if x_bte.shape[-1] % self.head_dim:
+            x_bte = partition.all_parts(x_bte, 2, self.kv_heads * self.head_dim)
+        return split_heads(x_bte, self.head_dim)
 
 
 class LlamaMlp(nnx.Module):
@@ -67,7 +75,8 @@ class LlamaMlp(nnx.Module):
         self.activation, bias = ACTIVATIONS[config.hidden_act], config.mlp_bias
         self.gate_proj = Linear(config, config.hidden_size, config.intermediate_size, use_bias=bias, rngs=rngs)
         self.up_proj = Linear(config, config.hidden_size, config.intermediate_size, use_bias=bias, rngs=rngs)
-        self.down_proj = Linear(config, config.intermediate_size, config.hidden_size, use_bias=bias, rngs=rngs)
+        sizes = config.intermediate_size, config.hidden_size
+        self.down_proj = Linear(config, *sizes, use_bias=bias, axes=NARROWS, rngs=rngs)
 
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""

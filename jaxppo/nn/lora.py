@@ -154,20 +154,28 @@ def merge(base: Params, adapter: Params, scale: float) -> Params:
     return merged(attach(base, adapter, scale))
 
 
-def merged(params: Params, dtype: str | None = None) -> Params:
-    """Put W + A B in the place of W, A and B where adapters are attached; W, and the sum, may be a device's shard.
+def merged(params: Params, dtype: str | None = None, path: str = "") -> Params:
+    """Put W + A B in the place of W, A and B where adapters are attached; W, and the sum, may be a device's part.
 
     Args:
         params: with adapters, or without.
         dtype: what the sums will be rounded to, if less than their own; A B then has the platform's default precision,
             as a TPU's compiler takes seconds for a product in full float32.
+        path: of `params` in the model.
     """
     if "lora_a" not in params:
-        return {name: merged(child, dtype) if isinstance(child, dict) else child for name, child in params.items()}
+        return {
+            name: merged(child, dtype, f"{path}/{name}") if isinstance(child, dict) else child
+            for name, child in params.items()
+        }
     rest = {name: child for name, child in params.items() if name not in ("lora_a", "lora_b")}
-    kernel = params["kernel"]
-    product = jnp.matmul(params["lora_a"], params["lora_b"], precision=None if dtype is None else "default")
-    return rest | {"kernel": (kernel + partition.shard_of(product, kernel.shape)).astype(dtype or kernel.dtype)}
+    kernel, factors = params["kernel"], [params["lora_a"], params["lora_b"]]
+    for axis, mesh_axis in enumerate(partition.axes_of(f"{path}/kernel")):
+        if factors[axis].shape[axis] != kernel.shape[axis]:
+            assert mesh_axis is not None
+            factors[axis] = partition.own_part(factors[axis], axis, kernel.shape[axis], mesh_axis)
+    product = jnp.matmul(*factors, precision=None if dtype is None else "default")
+    return rest | {"kernel": (kernel + product).astype(dtype or kernel.dtype)}
 
 
 def fingerprint(base: Params) -> str:

@@ -195,48 +195,32 @@ class DataParallel:
         """
         if self.mode == "pmap":
             return self._pmap(program, tuple(row_axes), out_axes, donate)
-        if self.mode == "fsdp":
-            return self._split_map(program, tuple(row_axes), out_axes, donate, compiler_options)
         out_specs = self._out_specs(out_axes)
-        in_specs = tuple(map(self._along_rows, row_axes))
-        mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(mapped, donate_argnums=donate, compiler_options=compiler_options)
+
+        def call(*args: Any) -> Any:
+            in_specs = tuple(
+                jax.tree.map(lambda x: x.spec, self.shardings(arg)) if axis is None else self._along_rows(axis)
+                for arg, axis in zip(args, row_axes, strict=True)
+            )
+            specs = out_specs
+            if donate and row_axes[donate[0]] is None:
+                specs = (in_specs[donate[0]], *specs[1:])
+            with partition.tracing(self._undivided(args)):
+                mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=specs, check_vma=False)
+                return mapped(*args)
+
+        return jax.jit(call, donate_argnums=donate, compiler_options=compiler_options)
 
     def _out_specs(self, out_axes: RowAxis | tuple[RowAxis, ...]) -> Any:
         return tuple(map(self._along_rows, out_axes)) if isinstance(out_axes, tuple) else self._along_rows(out_axes)
 
-    def _split_map(
-        self,
-        program: Callable[..., Any],
-        row_axes: tuple[RowAxis, ...],
-        out_axes: RowAxis | tuple[RowAxis, ...],
-        donate: tuple[int, ...],
-        compiler_options: dict[str, Any] | None,
-    ) -> Callable[..., Any]:
-        """As `shard_map`, with parameters split as the table says; the compiler sees to the axis `TENSOR`."""
-
-        def call(*args: Any) -> Any:
-            placed = [self.shardings(arg) if axis is None else None for arg, axis in zip(args, row_axes, strict=True)]
-            in_specs = tuple(
-                self._along_rows(axis) if shardings is None else jax.tree.map(_manual, shardings)
-                for shardings, axis in zip(placed, row_axes, strict=True)
-            )
-            out_specs = self._out_specs(out_axes)
-            if donate:
-                out_specs = (in_specs[donate[0]], *out_specs[1:])
-            results = jax.shard_map(
-                program,
-                mesh=self.mesh,
-                in_specs=in_specs,
-                out_specs=out_specs,
-                axis_names={DATA, FSDP},
-                check_vma=False,
-            )(*args)
-            if not donate:
-                return results
-            return jax.lax.with_sharding_constraint(results[0], placed[donate[0]]), *results[1:]
-
-        return jax.jit(call, donate_argnums=donate, compiler_options=compiler_options)
+    def _undivided(self, tree: Any) -> tuple[str, ...]:
+        """Return the paths of the parameters that `TENSOR` should split, and does not divide."""
+        if self.sizes[TENSOR] == 1:
+            return ()
+        paths = [(partition.path_of(keys), x.shape) for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]]
+        of_table = [(path, shape) for path, shape in paths if TENSOR in partition.axes_of(path)]
+        return tuple(path for path, shape in of_table if TENSOR not in self._spec(path, shape))
 
     def _pmap(
         self,
@@ -298,8 +282,3 @@ def _put_local(x: Any, sharding: NamedSharding) -> jax.Array:
         x = _whole_on_host(x)
     on_host = np.asarray(x)
     return jax.make_array_from_callback(on_host.shape, sharding, lambda index: on_host[index])
-
-
-def _manual(sharding: NamedSharding) -> PartitionSpec:
-    """Return what a per-device program sees of a placement: all but the axis that the compiler looks after."""
-    return PartitionSpec(*(None if axis == TENSOR else axis for axis in sharding.spec))

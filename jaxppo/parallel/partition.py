@@ -1,23 +1,28 @@
 """How parameters are split over devices: one table that every family adds to, and what a per-device program does.
 
 Two axes split parameters. Over `FSDP` a program holds shards of a matrix, always along its hidden size, and gathers
-them where it computes with them; rows are split over it, too. Over `TENSOR` the compiler splits the products
-themselves: columns of the matrices that widen, rows of those that narrow, heads of the attention. Neither is there in
-pure data parallel.
+them where it computes with them; rows are split over it, too. Over `TENSOR` a program has some columns of the matrices
+that widen, the rows of those that narrow that meet them, the heads of attention that they are, and rows of the
+vocabulary; all devices along it have the same rows of the batch, and the same residual stream. Neither is there in pure
+data parallel.
+
+Which parts this device has is told by the shapes of its arrays, so that programs are the same on one device.
 
 Source: ZeRO stage 3 (arXiv:1910.02054) for `FSDP`; Megatron-LM (arXiv:1909.08053) for `TENSOR`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
 
+from jaxppo.parallel import platform
 from jaxppo.parallel.stacks import ALL
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
@@ -60,6 +65,15 @@ def path_of(keys: Any) -> str:
     return jax.tree_util.keystr(keys, simple=True, separator="/").removesuffix("/value")
 
 
+def mesh_sizes() -> dict[str, int]:
+    """Return how many devices each axis has where this is traced; 1 for an axis that is not there."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {DATA: 1, FSDP: 1, TENSOR: 1} | dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+
+
+# ------------------------------------------------------------------------- shards along the hidden size, over `FSDP`
+
+
 def whole(tree: Any, size: int, dtype: Any = None) -> Any:
     """Gather parameters of which this device may hold shards; the very same arrays where there is nothing to do.
 
@@ -75,83 +89,97 @@ def whole(tree: Any, size: int, dtype: Any = None) -> Any:
         axes, result_dtype = axes_of(path_of(keys)), jnp.dtype(x.dtype if dtype is None else dtype)
         if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
             return x.astype(result_dtype)
-        return _gather(x, axes, jnp.dtype(x.dtype), result_dtype)
+        return gathered(x, axes.index(FSDP), result_dtype)
 
     return jax.tree_util.tree_map_with_path(gather, tree)
 
 
+def gathered(shard: jax.Array, axis: int, dtype: Any) -> jax.Array:
+    """Gather one matrix along an axis, see `whole`."""
+    return _gather(shard, axis, jnp.dtype(shard.dtype), jnp.dtype(dtype))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gather(shard: jax.Array, axes: tuple[str | None, ...], own: jnp.dtype, result: jnp.dtype) -> jax.Array:
+def _gather(shard: jax.Array, axis: int, own: jnp.dtype, result: jnp.dtype) -> jax.Array:
     del own
-    program = partial(jax.lax.all_gather, axis_name=FSDP, axis=axes.index(FSDP), tiled=True)
-    return _beside_tensor(program, shard.astype(result), axes)
+    return jax.lax.all_gather(shard.astype(result), FSDP, axis=axis, tiled=True)
 
 
-def _gather_forward(
-    shard: jax.Array, axes: tuple[str | None, ...], own: jnp.dtype, result: jnp.dtype
-) -> tuple[jax.Array, None]:
-    return _gather(shard, axes, own, result), None
+def _gather_forward(shard: jax.Array, axis: int, own: jnp.dtype, result: jnp.dtype) -> tuple[jax.Array, None]:
+    return _gather(shard, axis, own, result), None
 
 
-def _gather_backward(
-    axes: tuple[str | None, ...], own: jnp.dtype, result: jnp.dtype, _: None, grad: jax.Array
-) -> tuple[jax.Array]:
+def _gather_backward(axis: int, own: jnp.dtype, result: jnp.dtype, _: None, grad: jax.Array) -> tuple[jax.Array]:
     del result
-    program = partial(jax.lax.psum_scatter, axis_name=FSDP, scatter_dimension=axes.index(FSDP), tiled=True)
-    of_all = grad.astype(jnp.float32)  # sums of bfloat16 would lose digits
-    return (_beside_tensor(program, of_all, axes).astype(own),)
+    return (scattered(grad, axis).astype(own),)
 
 
-def _beside_tensor(program: Callable[[jax.Array], jax.Array], x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """Run a collective over `FSDP` on an array that the compiler has split over `TENSOR`, and is to leave so."""
-    sizes = _mesh_sizes()
-    spec = [axis if axis == TENSOR and n % sizes[TENSOR] == 0 else None for axis, n in zip(axes, x.shape, strict=True)]
-    if TENSOR not in spec or sizes[TENSOR] == 1:
-        return program(x)
-    inner = PartitionSpec(*spec)
-    return jax.shard_map(program, in_specs=inner, out_specs=inner, axis_names={TENSOR}, check_vma=False)(x)
-
-
-def by_heads(
-    program: Callable[..., jax.Array], arrays: tuple[jax.Array, ...], rows: jax.Array | None
-) -> jax.Array | None:
-    """Run a program that the compiler cannot split, on the heads of each device along `TENSOR`.
-
-    Args:
-        program: of the arrays and `rows`, heads do not depend on each other.
-        arrays: each [B, heads, ...].
-        rows: what every head needs.
-
-    Returns:
-        [B, heads, ...], or None where the devices do not divide the heads.
-    """
-    devices = _mesh_sizes()[TENSOR]
-    if TENSOR not in jax.sharding.get_abstract_mesh().axis_names:
-        return program(*arrays, rows)
-    # Also where it has one device: Mosaic refuses an axis that is left to the compiler.
-    if any(x.shape[1] % devices for x in arrays):
-        return None
-    heads = PartitionSpec(None, TENSOR)
-    specs = (*[heads] * len(arrays), PartitionSpec())
-    mapped = jax.shard_map(program, in_specs=specs, out_specs=heads, axis_names={TENSOR}, check_vma=False)
-    return mapped(*arrays, rows)
-
-
-def _mesh_sizes() -> dict[str, int]:
-    """Return how many devices each axis has where this is traced; 1 for an axis that is not there."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return {DATA: 1, FSDP: 1, TENSOR: 1} | dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+def scattered(grad: jax.Array, axis: int) -> jax.Array:
+    """Sum up a gradient over the devices in float32, as bfloat16 would lose digits; each keeps its part of an axis."""
+    return jax.lax.psum_scatter(grad.astype(jnp.float32), FSDP, scatter_dimension=axis, tiled=True)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-def shard_of(matrix: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return this device's part of a matrix, whose shape tells along which axis it is split, if any."""
-    for axis, (size, whole_size) in enumerate(zip(shape, matrix.shape, strict=True)):
-        if size != whole_size:
-            return jax.lax.dynamic_slice_in_dim(matrix, jax.lax.axis_index(FSDP) * size, size, axis)
-    return matrix
+def to_columns(rows: jax.Array) -> jax.Array:
+    """Exchange whole rows of this device for its columns of everyone's rows: [N, D] -> [F N, D / F]."""
+    return jax.lax.all_to_all(rows, FSDP, split_axis=1, concat_axis=0, tiled=True)
+
+
+def to_rows(columns: jax.Array) -> jax.Array:
+    """Undo `to_columns`: [F N, D / F] -> [N, D]."""
+    return jax.lax.all_to_all(columns, FSDP, split_axis=0, concat_axis=1, tiled=True)
+
+
+def of_everyone(rows: jax.Array) -> jax.Array:
+    """Return the rows of all devices: [N, ...] -> [F N, ...]."""
+    return jax.lax.all_gather(rows, FSDP, axis=0, tiled=True)
+
+
+def product(rows: jax.Array, kernel: jax.Array, axes: tuple[str, str], size: int, dtype: Any = None) -> jax.Array:
+    """Return rows @ kernel; of a kernel that is in shards these stay where they are, and the rows travel.
+
+    For few rows, as decoding has, that is little beside the weights. Sums over devices are in float32.
+
+    Args:
+        rows: [N, inputs].
+        kernel: [inputs, outputs], one of them the hidden size, of which there may be a shard.
+        axes: `WIDENS` or `NARROWS`.
+        size: the hidden size.
+        dtype: of the result; default: that of the product.
+    """
+    if kernel.shape[axes.index(FSDP)] == size:
+        return jnp.matmul(rows, kernel, preferred_element_type=dtype)
+    if axes == NARROWS:
+        return to_rows(jnp.matmul(of_everyone(rows), kernel, preferred_element_type=dtype))
+    share = jnp.matmul(to_columns(rows), kernel, preferred_element_type=jnp.float32)
+    total = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
+    return total.astype(jnp.result_type(rows, kernel) if dtype is None else dtype)
+
+
+MOST_GATHERED = 1 / 3
+"""Share of a device's memory up to which weights to decode with are gathered once, for all tokens."""
+
+
+def decodes_split(num_bytes: int) -> bool:
+    """Return whether decoding leaves weights in their shards over `FSDP`, as they take too much of a device whole.
+
+    Args:
+        num_bytes: of all that would be on a device, gathered.
+    """
+    memory = platform.current().memory_bytes
+    return memory is not None and num_bytes > MOST_GATHERED * memory
+
+
+def gathered_bytes(tree: Any, size: int) -> int:
+    """Return the bytes that parameters take, of which this device may hold shards, when they are gathered."""
+    total = 0
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        axes = axes_of(path_of(keys))
+        parts = size // leaf.shape[axes.index(FSDP)] if FSDP in axes else 1
+        total += parts * leaf.size * leaf.dtype.itemsize
+    return total
 
 
 def is_split(tree: Any, size: int) -> bool:
@@ -159,6 +187,92 @@ def is_split(tree: Any, size: int) -> bool:
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     of_table = ((axes_of(path_of(keys)), leaf) for keys, leaf in leaves)
     return any(FSDP in axes and leaf.shape[axes.index(FSDP)] != size for axes, leaf in of_table)
+
+
+# ------------------------------------------------------------------------ columns, heads and vocabulary, over `TENSOR`
+
+
+@jax.custom_vjp
+def enter(x: jax.Array) -> jax.Array:
+    """Pass on what all devices along `TENSOR` have to what each of them computes a part of; gradients are summed."""
+    return x
+
+
+enter.defvjp(lambda x: (x, None), lambda _, grad: (jax.lax.psum(grad, TENSOR),))
+
+
+@jax.custom_vjp
+def leave(share: jax.Array) -> jax.Array:
+    """Sum up what each device along `TENSOR` has computed a share of: all of them go on with the same."""
+    return jax.lax.psum(share, TENSOR)
+
+
+leave.defvjp(lambda share: (leave(share), None), lambda _, grad: (grad,))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def all_parts(part: jax.Array, axis: int, size: int) -> jax.Array:
+    """Gather the parts of an axis from all devices along `TENSOR`, which go on with the same; none if it has `size`."""
+    return part if part.shape[axis] == size else jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
+
+
+def _all_parts_backward(axis: int, size: int, own: int, grad: jax.Array) -> tuple[jax.Array]:
+    return (grad if own == size else own_part(grad, axis, own),)
+
+
+all_parts.defvjp(lambda part, axis, size: (all_parts(part, axis, size), part.shape[axis]), _all_parts_backward)
+
+
+def own_part(x: jax.Array, axis: int, size: int, mesh_axis: str = TENSOR) -> jax.Array:
+    """Take this device's `size` of an axis that it has whole."""
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(mesh_axis) * size, size, axis)
+
+
+def heads_of_device(heads: int, shared: int) -> int:
+    """Return how many heads of keys and values the heads of queries of a device along `TENSOR` read.
+
+    Where the devices do not divide them, several have the same one, or a copy for each of their queries.
+
+    Args:
+        heads: of queries, in all.
+        shared: of keys and values, in all.
+    """
+    devices = mesh_sizes()[TENSOR]
+    if shared % devices == 0:
+        return shared // devices
+    return 1 if devices % shared == 0 else heads // devices
+
+
+def own_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
+    """Take the heads that this device's heads of queries read of what may hold all of them: see `heads_of_device`.
+
+    Args:
+        x_bhtk: [B, shared or fewer, T, K].
+        heads: of queries, in all.
+        shared: of x, in all.
+    """
+    count, devices = heads_of_device(heads, shared), mesh_sizes()[TENSOR]
+    if x_bhtk.shape[1] < shared or devices == 1:
+        return x_bhtk
+    queries = heads // devices
+    first = jax.lax.axis_index(TENSOR) * queries
+    numbers = (first + jnp.arange(count) * (queries // count)) * shared // heads
+    return jnp.take(enter(x_bhtk), numbers, axis=1)
+
+
+# ------------------------------------------------------------------------------------------- sums over all devices
+
+_undivided: ContextVar[tuple[str, ...]] = ContextVar("undivided", default=())
+
+
+@contextmanager
+def tracing(undivided: tuple[str, ...]) -> Iterator[None]:
+    """Say which parameters of the table are whole along `TENSOR`, as it does not divide them: their paths."""
+    token = _undivided.set(undivided)
+    try:
+        yield
+    finally:
+        _undivided.reset(token)
 
 
 def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
@@ -170,10 +284,10 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
     """
     if axes is None:
         return tree
-    if not _splits(axes):
+    if isinstance(axes, str):
         # XLA would copy what it sums over one device.
         return tree if jax.lax.psum(1, axes) == 1 else jax.lax.psum(tree, axes)
-    sizes = _mesh_sizes()
+    sizes = mesh_sizes()
 
     def of_leaf(keys: Any, leaf: jax.Array) -> jax.Array:
         done = (FSDP,) if FSDP in axes_of(path_of(keys)) else ()
@@ -182,41 +296,31 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
     return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
 
-def largest(x: jax.Array, axes: str | tuple[str, ...] | None) -> jax.Array:
+def largest(x: jax.Array) -> jax.Array:
     """Return the largest integer among the devices that gather shards together, so that all take one branch."""
-    return jax.lax.pmax(x, FSDP) if _splits(axes) else x
+    return jax.lax.pmax(x, FSDP) if FSDP in jax.sharding.get_abstract_mesh().axis_names else x
 
 
 def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
-    """Global norm of parameters or gradients that are the same on all devices, or split over `FSDP`: [] fp32."""
-    if not _splits(axes):
-        return optax.tree.norm(tree)
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    shards = [leaf for keys, leaf in leaves if FSDP in axes_of(path_of(keys))]
-    others = [leaf for keys, leaf in leaves if FSDP not in axes_of(path_of(keys))]
-    squares = lambda of: jnp.asarray(optax.tree.norm(of, squared=True), jnp.float32)  # noqa: E731
-    return jnp.sqrt(squares(others) + jax.lax.psum(squares(shards), FSDP))
-
-
-def _splits(axes: str | tuple[str, ...] | None) -> bool:
-    """Return whether programs over these axes may hold shards."""
-    return isinstance(axes, tuple) and FSDP in axes
-
-
-def over_tensor(x: jax.Array, axis: int | None) -> jax.Array:
-    """Tell the compiler to split one axis of an array over `TENSOR`, or none; without effect where there is no such.
+    """Global norm of parameters or gradients that are the same on all devices, or split as the table says: [] fp32.
 
     Args:
-        x: array of a program for the rows of one device.
-        axis: which, if the devices divide it; None, or one that they do not: every device has it whole.
+        tree: {"policy": ..., "value": ...}, or one of them.
+        axes: that rows are split over.
     """
-    devices = _mesh_sizes()[TENSOR]
-    if devices == 1:
-        return x
-    spec = PartitionSpec()
-    if axis is not None and x.shape[axis] % devices == 0:
-        spec = PartitionSpec(*[None] * axis, TENSOR)
-    return jax.lax.with_sharding_constraint(x, spec)
+    if not isinstance(axes, tuple):
+        return optax.tree.norm(tree)
+    sizes, groups = mesh_sizes(), {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = path_of(keys)
+        whole_along = TENSOR if any(name.endswith(f"/{path}") for name in _undivided.get()) else None
+        split = {axis for axis in axes_of(path) if axis not in (None, whole_along) and sizes[axis] > 1}
+        groups.setdefault(tuple(sorted(split)), []).append(leaf)
+    squares = jnp.float32(0)
+    for split, leaves in groups.items():
+        share = jnp.asarray(optax.tree.norm(leaves, squared=True), jnp.float32)
+        squares += jax.lax.psum(share, split) if split else share
+    return jnp.sqrt(squares)
 
 
 def parse_mesh(text: str, num_devices: int) -> dict[str, int]:

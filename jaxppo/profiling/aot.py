@@ -174,7 +174,9 @@ def compile_plan(plan: Plan) -> Iterator[tuple[str, Compiled]]:
         The name of a stage, and its programs as one.
     """
     for name, programs in plan.stages.items():
-        done = (compile_program(program, plan.parallel, plan.trips) for program in programs)
+        # A program that runs twice is compiled once, as of policy and reference.
+        different = [program for i, program in enumerate(programs) if program not in programs[:i]]
+        done = (compile_program(program, plan.parallel, plan.trips) for program in different)
         yield name, functools.reduce(Compiled.then, done)
 
 

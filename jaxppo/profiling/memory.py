@@ -12,7 +12,7 @@ import jax
 
 from jaxppo.config import TrainConfig
 from jaxppo.nn import ModelConfig
-from jaxppo.parallel import platform
+from jaxppo.parallel import partition, platform
 from jaxppo.parallel.partition import FSDP, TENSOR
 from jaxppo.profiling import sizes
 
@@ -161,11 +161,20 @@ def sampled_rows(
     return max(1, (most - sizes.tree_bytes(held) - copies) // of_row)
 
 
+def decodes_split(model: ModelConfig, weights: Any, mesh: Mapping[str, int]) -> bool:
+    """Return whether sampling leaves the policy's weights in their shards, see `partition.decodes_split`."""
+    whole = sizes.compute_bytes(model, weights) // mesh.get(TENSOR, 1)
+    return mesh.get(FSDP, 1) > 1 and partition.decodes_split(whole)
+
+
 def _decoding_weights(model: ModelConfig, weights: Any, mesh: Mapping[str, int], *, merged: bool) -> int:
     """Return the bytes of the policy's weights as they are decoded with, where they are not those that are held."""
     tensor = mesh.get(TENSOR, 1)
     if mesh.get(FSDP, 1) > 1:
-        return sizes.compute_bytes(model, weights) // tensor  # adapters are merged before
+        whole = sizes.compute_bytes(model, weights) // tensor  # adapters are merged before
+        if not decodes_split(model, weights, mesh):
+            return whole
+        return whole // mesh[FSDP] + sizes.gathered_bytes(model, weights, tensor)  # layers, to read prompts
     return sizes.copy_bytes(model, weights, merged=merged) // tensor
 
 
@@ -176,10 +185,7 @@ def _learning(
     tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
     if split:
         gathered = sum(sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights))
-        # Gradients of embedding and head are whole before each device keeps its part.
-        ends = [sizes.outside_numbers(model, tree) for model, tree in _trunks(models, trained) if model.accelerated]
-        outside = sizes.FP32 * sum(ends)
-        return gathered, sizes.tree_bytes(trained) + outside
+        return gathered, sizes.tree_bytes(trained)
     return sizes.copy_bytes(models[0], weights) // tensor, sizes.tree_bytes(trained)
 
 

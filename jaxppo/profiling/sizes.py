@@ -40,8 +40,7 @@ def compute_bytes(model: ModelConfig, weights: Any) -> int:
 def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
     """Return the bytes that a device gathers at once of a model that is split over `FSDP`.
 
-    That is embedding and head, and two layers, one that is computed with and one that is on its way. The head's
-    blocks go over the whole vocabulary, so that it is not split over `TENSOR` while they are computed.
+    That is two layers, one that is computed with and one that is on its way, or two blocks of the head.
 
     Args:
         model: gives the dtype of the computation.
@@ -49,14 +48,8 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
         tensor: devices along `TENSOR`.
     """
     layers = [compute_bytes(model, layer) for layer in weights["trunk"]["layers"].values()]
-    outside = compute_bytes(model, weights) - sum(layers)
-    return outside + 2 * max(layers) // tensor
-
-
-def outside_numbers(model: ModelConfig, tree: Any) -> int:
-    """Return the numbers of embedding and head, where a tree trains them."""
-    ends = [tree["trunk"].get("embed_in"), tree.get("lm_head")]
-    return sum(model.vocab_size * model.hidden_size for end in ends if end is not None)
+    block = min(model.vocab_size, head_logprobs.default_block().columns) * model.hidden_size * itemsize(model)
+    return 2 * max(*layers, block * tensor) // tensor
 
 
 def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:

@@ -55,6 +55,8 @@ def print_plan(
         f"{parallel.describe()}\n"
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
     )
+    if memory.decodes_split(learner.model, start.policy, parallel.sizes):
+        console.print("sampling: weights stay split over fsdp, and tokens travel to them, as whole they take too much")
     budget = budget_of(learner, start, prompt_length, evaluated)
     # Of a target its compiler says more.
     print_memory(console, budget, parallel.local_devices if config.run.target is None else ())

@@ -15,7 +15,7 @@ from jaxppo.data import SEQUENCE_BUCKET, bucket
 from jaxppo.nn import ModelConfig, by_rows
 from jaxppo.parallel import partition
 from jaxppo.rl import ops
-from jaxppo.types import Axes, Sequences
+from jaxppo.types import Sequences
 
 R = TypeVar("R")
 
@@ -51,7 +51,7 @@ def has_one_length(models: Sequence[ModelConfig], length_gaps: Sequence[int], lo
     return min(length_gaps) <= longest // 4 and parts > 1
 
 
-def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequence[int], axis_name: Axes = None) -> R:
+def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequence[int]) -> R:
     """Compute `function(batch)`, its sequences cut to the shortest of `cut_lengths` that holds all their tokens.
 
     Args:
@@ -59,7 +59,6 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequen
             depend on columns that are padding in every row.
         batch: a tree with one `Sequences` in it, if `length_gaps` names anything.
         length_gaps: from `data.length_gaps`; empty: nothing is cut.
-        axis_name: mapped device axes.
     """
     if not length_gaps:
         return function(batch)
@@ -73,17 +72,13 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequen
 
     if len(lengths) == 1:
         return function(batch)
-    longest = partition.largest(jnp.max(ops.real_lengths(sequences)), axis_name)
+    longest = partition.largest(jnp.max(ops.real_lengths(sequences)))
     which = jnp.searchsorted(jnp.array(lengths), longest)
     return jax.lax.switch(which, [of_length(length) for length in lengths], batch)
 
 
 def in_cut_parts(
-    function: Callable[[Sequences], R],
-    sequences: Sequences,
-    most: int | None,
-    length_gaps: Sequence[int],
-    axis_name: Axes = None,
+    function: Callable[[Sequences], R], sequences: Sequences, most: int | None, length_gaps: Sequence[int]
 ) -> R:
     """Compute `function(sequences)` in parts of rows of similar length, each cut as by `cut_to_longest`.
 
@@ -93,10 +88,9 @@ def in_cut_parts(
         sequences: [B, T].
         most: rows at once, see `by_rows`.
         length_gaps: see `cut_to_longest`.
-        axis_name: see `cut_to_longest`.
     """
     order = jnp.argsort(ops.real_lengths(sequences))
-    cut = lambda part: cut_to_longest(function, part, length_gaps, axis_name)  # noqa: E731
+    cut = lambda part: cut_to_longest(function, part, length_gaps)  # noqa: E731
     results = by_rows(cut, jax.tree.map(lambda x: x[order], sequences), most)
     places = jnp.argsort(order)
     return jax.tree.map(lambda x: x[places], results)

@@ -118,6 +118,7 @@ class PPO:
             compiler_options=update.compiler_options(self.learned),
         )
         self._uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
+        self._cast = jax.jit(partial(models.cast, self.model))
         self._pack = jax.jit(rollout.to_sequences, static_argnames="length")
         self._mini_batches = jax.jit(self._cut_mini_batches)
         self._sampled_rows: dict[int, int | None] = {}  # by the length of prompts
@@ -130,7 +131,7 @@ class PPO:
                 length = sequences.input_ids.shape[1]
                 score, most = partial(program, params), self.scored_rows(length)
                 if self._has_one_length(length):
-                    return padding.in_cut_parts(score, sequences, most, self._length_gaps, self.parallel.axes)
+                    return padding.in_cut_parts(score, sequences, most, self._length_gaps)
                 return by_rows(score, sequences, most)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
@@ -422,7 +423,8 @@ class PPO:
 
     def _scored(self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout) -> Scored:
         params, rl, logprobs = self.models_of(state), self.config.rl, rollout.logprobs
-        policy, entropy = params["policy"], None
+        values = self._values(params, sequences) if self.has_value_model else None
+        policy, entropy = self.scored_policy(state, reference), None
         some_tokens = rl.top_entropy_quantile < 1.0
         if logprobs is None or self.config.logprobs == "recompute":
             logprobs, entropy = self._logprobs(policy, sequences)  # by the reference's program: equal weights, KL of 0
@@ -433,8 +435,13 @@ class PPO:
             ref_logprobs, _ = self._logprobs(reference, sequences)
             if rl.kl_estimator == "full":
                 full_kl = self._full_kl({"policy": policy, "reference": reference}, sequences)
-        values = self._values(params, sequences) if self.has_value_model else None
         return Scored(logprobs, ref_logprobs, values, full_kl, entropy if some_tokens else None)
+
+    def scored_policy(self, state: TrainState, reference: Params | None) -> Params:
+        """Return the policy in the dtype of a reference without adapters, so that one program is compiled for both."""
+        policy = self.models_of(state)["policy"]
+        is_cast = self.model.compute_dtype is None or state.frozen is not None
+        return policy if reference is None or is_cast else self._cast(policy)
 
     def make_trajectories(
         self,

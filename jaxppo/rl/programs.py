@@ -44,12 +44,13 @@ def of_update(
     learned = place(jax.eval_shape(ppo._mini_batches, batch, key), 2)
     prompts, packed = place(prompts, 0), place(packed, 0)
     scoring = [Program(ppo._values, (params,), (packed,))] if ppo.has_value_model else []
+    policy = place(jax.eval_shape(ppo.scored_policy, state, reference))
     if config.scores_policy:
-        scoring.append(Program(ppo._logprobs, (params["policy"],), (packed,)))
+        scoring.append(Program(ppo._logprobs, (policy,), (packed,)))
     if reference is not None:
         scoring.append(Program(ppo._logprobs, (reference,), (packed,)))
         if config.rl.kl_estimator == "full":
-            both = {"policy": params["policy"], "reference": reference}
+            both = {"policy": policy, "reference": reference}
             scoring.append(Program(ppo._full_kl, (both,), (packed,)))
     drawing = place((rows(length, dtype=jnp.float32), rows()), 0)
     parts = ppo.sampling_parts(prompts.prompt_ids.shape[1])

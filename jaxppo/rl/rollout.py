@@ -41,6 +41,7 @@ class _Decoding(NamedTuple):
     """Where the decoding loop stands."""
 
     t: Array  # [] int32, tokens drawn for each row
+    left: Array  # [] int32, rows to be continued, of the device that has most of those that decode in step
     rollout: Rollout
     written: _Written
     cache: models.Cache
@@ -95,10 +96,11 @@ def generate(
     if drop_ended is None:
         drop_ended = platform.current().name != "cpu"
     can_end = bool(stop_ids) or lengths is not None or stop_table is not None
+    # Devices that have but shards of the weights take each step together.
+    largest = partition.largest if partition.is_split(params["trunk"], model.hidden_size) else lambda count: count
     draw = partial(sampling.sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
     def append(rollout: Rollout, written: _Written, logits: Array, t: Array, rows: _Rows) -> tuple[Rollout, _Written]:
-        logits = partition.over_tensor(logits, None)
         if written.seen is not None:
             logits = sampling.penalize_repetition(logits, written.seen, repetition_penalty)
         drawn = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
@@ -106,6 +108,9 @@ def generate(
         for stop_id in stop_ids:
             stops |= drawn.ids == stop_id
         return _append(rollout, drawn, stops, t, rows.limits, pad_id), written
+
+    def left(rollout: Rollout, t: Array, rows: _Rows) -> Array:
+        return largest(jnp.sum(_live(rollout, t, rows)))
 
     def step(state: _Decoding, rows: _Rows) -> _Decoding:
         """Feed the last token drawn, draw the next."""
@@ -125,7 +130,8 @@ def generate(
         assert out.cache is not None
         cache = models.densely_laid(out.cache)
         rollout, written = append(state.rollout, state.written, logits, state.t, rows)
-        return _Decoding(state.t + 1, rollout, written, cache)
+        t = state.t + 1
+        return _Decoding(t, left(rollout, t, rows), rollout, written, cache)
 
     logits, cache = _prefill(params, prompts, rows.slots[::copies], copies, model, prompts_at_once)
     nothing = _empty_rollout(uniforms.shape[0], uniforms.shape[1], pad_id)
@@ -135,7 +141,8 @@ def generate(
     )
     first = append(nothing, unwritten, logits, jnp.int32(0), rows)
     counts = row_counts(uniforms.shape[0]) if drop_ended and can_end else (uniforms.shape[0],)
-    return _decode(step, _Decoding(jnp.int32(1), *first, cache), rows, counts)
+    t = jnp.int32(1)
+    return _decode(step, _Decoding(t, left(first[0], t, rows), *first, cache), rows, counts)
 
 
 def _seen(prompts: PromptBatch, vocab_size: int) -> Array:
@@ -178,19 +185,23 @@ def _decode(step: Callable[..., _Decoding], state: _Decoding, rows: _Rows, count
     """Decode all rows, then as many as `counts` has next as soon as no more are to be continued, and so on.
 
     Each count is a loop of its own in one program: whether rows are dropped is decided on the device, by each device
-    for its own rows, and nothing waits for the host.
+    for its own rows (or by those together that decode in step), and nothing waits for the host.
     """
-    live = lambda state, rows: ~state.rollout.ended & (state.t < rows.limits)  # noqa: E731
     done, places = state.rollout, jnp.arange(counts[0])
     for now, then in zip(counts, (*counts[1:], 0), strict=True):
         if now < counts[0]:
             # Those to be continued first, in their order; the rest are done, and stay so.
-            kept = jnp.argsort(~live(state, rows), stable=True)[:now]
+            kept = jnp.argsort(~_live(state.rollout, state.t, rows), stable=True)[:now]
             done, places = _put_back(done, state.rollout, places), places[kept]
             state, rows = _take(state, kept), jax.tree.map(lambda x, kept=kept: x[kept], rows)
-        more = lambda state, rows=rows, then=then: jnp.sum(live(state, rows)) > then  # noqa: E731
+        more = lambda state, then=then: state.left > then  # noqa: E731
         state = jax.lax.while_loop(more, lambda state, rows=rows: step(state, rows), state)
     return state.rollout if len(counts) == 1 else _put_back(done, state.rollout, places)
+
+
+def _live(rollout: Rollout, t: Array, rows: _Rows) -> Array:
+    """Return which rows are to be continued, [N] bool."""
+    return ~rollout.ended & (t < rows.limits)
 
 
 def _take(state: _Decoding, kept: Array) -> _Decoding:
@@ -198,7 +209,7 @@ def _take(state: _Decoding, kept: Array) -> _Decoding:
     leaves, structure = jax.tree.flatten((state.rollout, state.written, state.cache))
     for i, leaf in enumerate(leaves):
         leaves[i], kept = jax.lax.optimization_barrier((leaf[kept], kept))
-    return _Decoding(state.t, *jax.tree.unflatten(structure, leaves))
+    return _Decoding(state.t, state.left, *jax.tree.unflatten(structure, leaves))
 
 
 def _put_back(whole: Rollout, part: Rollout, places: Array) -> Rollout:
@@ -294,10 +305,9 @@ def logprobs_of_hidden(
     params: Params, hidden: Array, sequences: Sequences, *, model: ModelConfig, temperature: float
 ) -> tuple[Array, Array]:
     """Compute the head's part of `completion_logprobs`, for hidden states already at hand."""
-    kernel = partition.over_tensor(models.stored_lm_head(model, params), None)  # its blocks go over all columns
     logprobs, entropy = token_logprobs(
         hidden,
-        kernel,
+        models.stored_lm_head(model, params),
         sequences.completion_ids,
         temperature=temperature,
         vocab=model.num_logits,
@@ -329,7 +339,6 @@ def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, t
 
     `params` is {"policy", "reference"}.
     """
-    kernel = lambda p: partition.over_tensor(models.lm_head_kernel(model, p), None)  # noqa: E731
-    of = lambda p: (completion_hidden(p, sequences, model), kernel(p))  # noqa: E731
+    of = lambda p: (completion_hidden(p, sequences, model), models.lm_head_kernel(model, p))  # noqa: E731
     kl = token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature, vocab=model.num_logits)
     return jnp.where(sequences.completion_mask, kl, 0.0)

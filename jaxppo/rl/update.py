@@ -155,7 +155,7 @@ def gradients(
         return jax.tree.map(jnp.add, total, part), _extremes(part.stats, lambda x: x)
 
     def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, Stats]:
-        return padding.cut_to_longest(added, (total, micro_batch), length_gaps, axis_name)
+        return padding.cut_to_longest(added, (total, micro_batch), length_gaps)
 
     one = jax.tree.map(lambda x: x[0], micro_batches)
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
@@ -182,7 +182,7 @@ def _zeros(function: Callable[..., MiniBatch], *args: Any) -> MiniBatch:
 def norms(grads: Params, axis_name: Axes = None) -> Stats:
     """Compute the global norm of the gradient before clipping, of everything and of each model."""
     return {"grad_norm": partition.norm(grads, axis_name)} | {
-        f"{name}/grad_norm": partition.norm(grad, axis_name) for name, grad in grads.items()
+        f"{name}/grad_norm": partition.norm({name: grad}, axis_name) for name, grad in grads.items()
     }
 
 

@@ -132,11 +132,11 @@ def split_matrices(programs: Programs) -> int:
 def check_learning(programs: Programs, compiled: Any) -> None:
     """Each split matrix is gathered in pieces of at most itself, and its gradient scattered, not summed whole.
 
-    That of a tied embedding comes in two parts, of the look-up and of the head.
+    But for the embedding, to which ids travel: of a tied one this is the head's part.
     """
     found = list(collectives(compiled.as_text()))
     largest = max(w.size for w in jax.tree.leaves(programs.state.params))
-    gradients = split_matrices(programs) + programs.ppo.model.tie_word_embeddings
+    gradients = split_matrices(programs) - (not programs.ppo.model.tie_word_embeddings)
     assert sum(c.kind == "reduce-scatter" for c in found) == gradients
     assert sum(c.kind == "all-gather" for c in found) >= split_matrices(programs)
     assert max(c.elements for c in found if c.kind == "all-gather") <= largest

@@ -102,6 +102,19 @@ def test_parameters_and_what_goes_with_them_are_placed_by_their_names():
     assert head.addressable_shards[0].data.shape == (8, 15)
 
 
+def test_policy_and_reference_are_scored_by_one_program():
+    policy, config = (
+        models.init_params(NEOX, jax.random.key(0)),
+        replace(TrainConfig(), batch_size=8, total_episodes=80),
+    )
+    ppo = PPO(replace(config, dtype="bfloat16"), NEOX, 0, 1, split())
+    state = ppo.init_state(policy)
+    reference = ppo.reference(state, policy)
+    kind = lambda x: (x.shape, x.dtype, x.sharding.spec)  # noqa: E731
+    assert jax.tree.map(kind, ppo.scored_policy(state, reference)) == jax.tree.map(kind, reference)
+    assert state.params["policy"]["lm_head"]["kernel"].dtype == np.float32
+
+
 def test_a_vocabulary_that_tensor_does_not_divide_stays_whole_and_to_host_gives_whole_arrays_back():
     head = DataParallel("fsdp", jax.devices()[:4], "tensor=4").placement(("lm_head", "kernel"), (16, 30))
     assert head.spec == P("fsdp", None)
