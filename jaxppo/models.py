@@ -237,7 +237,7 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
     """
     dtype, parts = config.compute_dtype, {name: params[name] for name in ("trunk", "lm_head") if name in params}
     ready = cast(config, lora.merged(stacks.unstacked(parts), dtype))
-    if partition.decodes_split(partition.gathered_bytes(ready, config.hidden_size)):
+    if partition.decodes_split(partition.whole_bytes(ready, config.hidden_size)):
         return params | ready
     return params | partition.whole(ready, config.hidden_size)
 
@@ -286,8 +286,9 @@ def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Arr
     has_part = kernel.shape[1] < config.vocab_size
     rows = hidden.reshape(-1, hidden.shape[-1])
     rows = partition.enter(rows) if has_part else rows
-    logits = partition.product(rows, kernel, partition.WIDENS, config.hidden_size, jnp.float32)
-    logits = partition.all_parts(logits, 1, config.vocab_size).reshape(*hidden.shape[:-1], -1)
+    of_part = partition.product(rows, kernel, partition.WIDENS, config.hidden_size, jnp.float32)
+    logits: Any = partition.all_parts(of_part, 1, config.vocab_size)
+    logits = logits.reshape(*hidden.shape[:-1], -1)
     if config.num_tokens is None:
         return logits
     return jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)

@@ -1,8 +1,8 @@
 """Devices and processes: the one place that knows about them.
 
-Every device program is written for the rows of one device, with collectives over the axes that rows are split over;
-`DataParallel.map` runs it on all devices. Parameters are whole on every device (`shard_map`, or literally `pmap`), or
-split over the axes of a mesh (`fsdp`), see `parallel/partition.py`. One device is the trivial case of each.
+Every device program is written for the rows of one device, with collectives of its own; `DataParallel.map` runs it on
+all devices, and leaves nothing for a compiler to split. Parameters are whole on every device (`shard_map`, or literally
+`pmap`), or split over the axes of a mesh (`fsdp`), see `parallel/partition.py`. One device is the trivial case of each.
 
 With several processes (`processes.py`) the devices are those of all of them: rows are in the order of the processes,
 and each has its own part of every array of rows.

@@ -172,8 +172,8 @@ def decodes_split(num_bytes: int) -> bool:
     return memory is not None and num_bytes > MOST_GATHERED * memory
 
 
-def gathered_bytes(tree: Any, size: int) -> int:
-    """Return the bytes that parameters take, of which this device may hold shards, when they are gathered."""
+def whole_bytes(tree: Any, size: int) -> int:
+    """Return the bytes that parameters take, of which this device may hold shards, when these are gathered."""
     total = 0
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         axes = axes_of(path_of(keys))

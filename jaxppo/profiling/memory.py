@@ -184,8 +184,14 @@ def _learning(
     """Return the bytes of weights as they are computed with, and of one gradient of all that is trained."""
     tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
     if split:
-        gathered = sum(sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights))
-        return gathered, sizes.tree_bytes(trained)
+        gathered = [sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)]
+        # Gradients of as many layers are whole, in float32, before each device keeps its part of them.
+        whole = [
+            size * sizes.FP32 // sizes.itemsize(model)
+            for size, (model, tree) in zip(gathered, _trunks(models, trained), strict=True)
+            if model.accelerated and "embed_in" in tree["trunk"]
+        ]
+        return sum(gathered) + max(whole, default=0), sizes.tree_bytes(trained)
     return sizes.copy_bytes(models[0], weights) // tensor, sizes.tree_bytes(trained)
 
 
@@ -393,8 +399,10 @@ def _learning_stage(
 
 
 def _dividing(heads: int, tensor: int) -> int:
-    """Return into how many parts heads are split over `tensor` devices: those that do not divide are copied."""
-    return tensor if heads % tensor == 0 else 1
+    """Return into how many parts heads are split over `tensor` devices, of which several may have the same one."""
+    if heads % tensor == 0:
+        return tensor
+    return heads if tensor % heads == 0 else 1
 
 
 def _trunks(models: Sequence[ModelConfig], trees: Mapping[str, Any]) -> Iterator[tuple[ModelConfig, Any]]:

@@ -1,6 +1,7 @@
 """What goes wrong in one of two processes: both end, and each says why."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from tests.commands import free_port
 from tests.one_layer import ONE_LAYER
-from tests.parallel.two_processes import QUICK, commands, ends_of, importable_from, second
+from tests.parallel.two_processes import QUICK, commands, ends_of, second
 
 pytestmark = pytest.mark.full
 
@@ -29,7 +30,7 @@ FAILURES = {
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """Write a module `own` whose reward does something in the second process."""
-    monkeypatch.setenv("PYTHONPATH", importable_from(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     def write(what: str) -> None:
         (tmp_path / "own.py").write_text(REWARD.format(what=what))

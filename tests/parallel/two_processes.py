@@ -1,6 +1,5 @@
 """The same training run for two processes, for tests of how they agree and end."""
 
-import os
 from pathlib import Path
 
 from tests.commands import free_port, outputs_of, started
@@ -41,8 +40,3 @@ def ends_of(both: list[list[object]], timeout_s: float = 400) -> tuple[list[int 
     with started(both, num_devices=1) as running:
         outputs = outputs_of(running, timeout_s)
     return [process.returncode for process in running], outputs
-
-
-def importable_from(folder: Path) -> str:
-    """PYTHONPATH with a folder of modules in front."""
-    return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
