@@ -49,7 +49,7 @@ train long-dr-grpo 1 "${long[@]}" "${dr_grpo[@]}"
 python -m jaxppo.self_train --num_rounds 13 --total_episodes 153600 --seed 1 --quiet True --output_dir "$out/long-selftrain-1"
 # 7 and 8 blocks.
 for name in ppo ppo-nll10 long-ppo long-ppo-nll10 long-dr-grpo long-selftrain; do
-  python -m jaxppo.evaluate --model "$out/$name-1/policy" --test_sizes 7:512 --test_longer_sizes 8:512 --response_length 128 \
+  python -m jaxppo.evaluate --model "$out/$name-1/policy" --sizes test=7:512 test_longer=8:512 --response_length 128 \
     --quiet True --output_dir "$out/larger-$name-1"
 done
 # What decoders that look at the state make of the start and of what PPO made of it.

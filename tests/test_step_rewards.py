@@ -18,7 +18,7 @@ from tests.small_runs import ASYNC, CHANGING, ROWS, assert_same_run, carry_out, 
 
 # The shipped model, which writes plans: some whole, some broken, some cut. One update.
 PLANS = ["--preset", "tiny", "--response_length", "40", "--total_episodes", str(ROWS), "--num_ppo_epochs", "1"]
-PLANS += ["--test_sizes", "4:4", "--eval_splits", "test", "--headline_split", "test", "--num_sample_generations", "4"]
+PLANS += ["--sizes", "test=4:4", "--eval_splits", "test", "--headline_split", "test", "--num_sample_generations", "4"]
 PLANS += ["--audit_rate", "0", "--quiet", "True"]
 
 

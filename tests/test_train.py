@@ -29,7 +29,7 @@ from tests.one_layer import ONE_LAYER
 from tests.small_runs import BY_SUCCESS, CHANGING, assert_drawn_by_success, cut_back, samples_of, score
 
 SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16"]
-SMALL += ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
+SMALL += ["--sizes", "test=4:4", "test_longer=5:4"]
 # Runs whose numbers do not matter: those of any number of updates share their programs.
 SAME_PROGRAMS = [*SMALL, "--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant"]
 UPDATES = 3

@@ -40,7 +40,7 @@ def run(tmp_path, monkeypatch):
         if not plots:
             monkeypatch.setattr(train, "plot_run", lambda *_: None)
         tiny = preset_values("train", "tiny") | {"total_episodes": 32, "num_ppo_epochs": 1, "num_mini_batches": 1}
-        tiny |= {"test_sizes": "4:4", "test_longer_sizes": "5:4", "response_length": 22, "quiet": True}
+        tiny |= {"sizes": ("rl=4:24", "test=4:4", "test_longer=5:4"), "response_length": 22, "quiet": True}
         tiny |= {"lr_scheduler_type": "constant", "sft_model_path": ONE_LAYER}
         tiny |= {"value_model": "shared"}
         config = replace(TrainConfig(), **tiny | {"output_dir": str(tmp_path / "run")} | settings)
@@ -57,7 +57,7 @@ def records_and_samples(folder):
 
 def write_texts(folder, **columns):
     """Data without plans: twelve rows to train on and eight to test."""
-    rows = data.load_split(DataConfig(rl_sizes="4:20"), "rl")
+    rows = data.load_split(DataConfig(sizes=("rl=4:20",)), "rl")
     rows = [{"prompt": row["prompt"], "completion": row["completion"]} | columns for row in rows]
     dataset = write_rows(folder, train=rows[:12], test=rows[12:])
     return {"dataset": dataset, "train_split": "train", "eval_splits": ("test",)}

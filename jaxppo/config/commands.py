@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
@@ -42,6 +42,29 @@ class RepairConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
     """Plans on held-out problems, of models or from a file, measured and compared."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset planning-multi",
+        "--model outputs/first/policy",
+        "--plans answers.jsonl",
+        "--pddl_dir instances",
+        "--dataset blocksworld",
+        "--eval_splits test test_longer",
+        "--eval_rows 200",
+        "--response_length 128",
+        "--num_samples 8",
+        "--eval_temperature 0.7",
+        "--compare_with blocksworld-sft",
+        "--output_dir outputs/eval",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "allow_changes",
+        "train_split",
+        "on_error",
+        "partial_scale",
+    )
+    """Fields of the groups that this command has no flags for."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class RewardConfig:
     reward_level: Literal["outcome", "step"] = "outcome"
     """step: plan gives each action its part at its last token: progress along the reference, 0 for what leads nowhere,
     the rest where the plan breaks or ends. The parts add up to what outcome gives at the end, whatever partial is."""
-    val_timeout_s: float = 30.0
+    val_timeout_s: float = python_only(30.0)
     """A VAL process that runs longer is killed, and the plan counts as not valid."""
-    audit_rate: float | None = None
+    audit_rate: float | None = python_only(None)
     """Fraction of the plans judged in this process that VAL judges again; default: 0.01 where VAL is installed."""
     reward_model_path: str | None = None
     """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base."""
@@ -48,13 +48,13 @@ class RewardConfig:
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
     for each of up to four attempts to ask the server (default 30)."""
-    reward_workers: int = 2
+    reward_workers: int = python_only(2)
     """Processes of each module:function that has a time limit."""
     on_error: Literal["stop", "skip"] | float = "stop"
     """A completion whose reward function fails stops the run, is left out of the update, or gets this reward."""
-    on_timeout: Literal["stop", "skip"] | float = "skip"
+    on_timeout: Literal["stop", "skip"] | float = python_only("skip")
     """The same for a completion that takes too long."""
-    reward_cache_size: int | None = None
+    reward_cache_size: int | None = python_only(None)
     """Results that every function keeps for repeated completions of a prompt; default: 10000 for plan, and 0 for a
     module:function, which may look at the whole batch or draw numbers."""
 

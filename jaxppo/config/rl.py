@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm, Level, LossType
-from jaxppo.config.checks import choices, require, require_choice, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import (
+    choices,
+    python_only,
+    require,
+    require_choice,
+    require_finite,
+    require_fraction,
+    require_positive,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +122,7 @@ class RLConfig:
     """Leave out the rest of an update once the policy has moved by more than 1.5 target_kl."""
     target_kl: float = 1.0
     """Nats per token, for early_stopping."""
-    logprobs: Literal["sampler", "recompute"] | None = None
+    logprobs: Literal["sampler", "recompute"] | None = python_only(None)
     """Old log-probabilities: those kept by the sampler (default with dtype float32), or recomputed by the scoring
     program (default with bfloat16, where one pass over a completion and its steps round differently)."""
 

@@ -1,7 +1,7 @@
 """The settings of `python -m jaxppo.self_train`."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
 from jaxppo.config.data import DataConfig
@@ -15,6 +15,54 @@ from jaxppo.config.sampling import EvalConfig, SamplingConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTrainConfig:
     """Self-training on planning problems: sample plans, keep the valid ones, learn from them, and again."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset tiny",
+        "--sft_model_path blocksworld-sft",
+        "--dataset blocksworld",
+        "--num_rounds 3",
+        "--num_generations 4",
+        "--total_episodes 15360",
+        "--temperature 1.0",
+        "--response_length 72",
+        "--sft_episodes 12800",
+        "--learning_rate 1e-3",
+        "--output_dir outputs/rounds",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "value_learning_rate",
+        "eval_validator",
+        "eval_top_k",
+        "eval_top_p",
+        "hub_private",
+        "target",
+        "metric_for_best_model",
+        "output_min_length",
+        "min_p",
+        "stop_token",
+        "input_min_text_length",
+        "input_max_text_length",
+        "prompt_column",
+        "min_prompt_characters",
+        "reward_funcs",
+        "reward_weights",
+        "partial",
+        "normalise_by",
+        "partial_scale",
+        "length_penalty",
+        "reward_level",
+        "reward_model_path",
+        "reward_server_url",
+        "reward_server_columns",
+        "sentiment_model_path",
+        "sentiment_label",
+        "soft_punish_cache",
+        "reward_timeout_s",
+        "on_error",
+    )
+    """Fields of the groups that this command has no flags for."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))

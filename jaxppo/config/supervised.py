@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxppo.config.checks import (
     JsonMapping,
@@ -23,6 +23,49 @@ from jaxppo.config.sampling import EvalConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig:
     """Supervised fine-tuning on reference plans, from scratch or from a model."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset blocksworld",
+        "--dataset blocksworld",
+        "--train_split train",
+        "--model_path Qwen/Qwen3-0.6B",
+        "--max_length 512",
+        "--total_episodes 76800",
+        "--batch_size 64",
+        "--learning_rate 1e-3",
+        "--use_peft",
+        "--eval_splits test",
+        "--output_dir outputs/sft",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "value_learning_rate",
+        "adam_beta2",
+        "weight_decay",
+        "eval_validator",
+        "eval_top_k",
+        "eval_top_p",
+        "hub_private",
+        "n_shots",
+        "input_min_text_length",
+        "input_max_text_length",
+        "min_prompt_characters",
+        "reward_weights",
+        "partial",
+        "normalise_by",
+        "partial_scale",
+        "length_penalty",
+        "reward_level",
+        "reward_server_url",
+        "reward_server_columns",
+        "sentiment_model_path",
+        "sentiment_label",
+        "soft_punish_cache",
+        "reward_timeout_s",
+        "on_error",
+    )
+    """Fields of the groups that this command has no flags for."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=200))
@@ -157,6 +200,28 @@ class SFTConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModelConfig:
     """A reward model from preferences: of two completions of a prompt, the preferred one is to score higher."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset tldr-pythia-1b",
+        "--dataset trl-lib/tldr-preference",
+        "--train_split train",
+        "--eval_splits validation",
+        "--model_path EleutherAI/pythia-160m",
+        "--max_length 640",
+        "--num_train_epochs 1",
+        "--batch_size 64",
+        "--learning_rate 1e-4",
+        "--use_peft",
+        "--output_dir outputs/reward",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "value_learning_rate",
+        "lora_path",
+        "hub_private",
+    )
+    """Fields of the groups that this command has no flags for."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from jaxppo.config.checks import require, require_divisible, require_positive
+from jaxppo.config.checks import python_only, require, require_divisible, require_positive
 from jaxppo.config.data import CurriculumConfig, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
@@ -22,6 +22,29 @@ MIN_ROWS_TO_WHITEN = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """PPO on planning problems, rewarded by a plan validator."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset tiny",
+        "--sft_model_path Qwen/Qwen3-0.6B",
+        "--dataset blocksworld",
+        "--reward_funcs plan",
+        "--algorithm rloo",
+        "--response_length 128",
+        "--total_episodes 15360",
+        "--batch_size 64",
+        "--learning_rate 1e-5",
+        "--kl_coef 0.02",
+        "--output_dir outputs/first",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "eval_validator",
+        "eval_top_k",
+        "eval_top_p",
+        "hub_private",
+    )
+    """Fields of the groups that this command has no flags for."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
@@ -60,14 +83,14 @@ class TrainConfig:
     """The evaluation split that the run is about; default: the last of eval_splits."""
     num_sample_generations: int = 10
     """About how many times in the run sample completions are shown, beside those of the last update."""
-    max_bad_updates: int = 3
+    max_bad_updates: int = python_only(3)
     """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
     old_metric_names: bool = False
     """Log metrics under their TRL 0.11 names too, where these differ."""
     profile: int = 0
     """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
     the table of the ten most expensive operations, top_ops.txt."""
-    peak_tflops: float | None = None
+    peak_tflops: float | None = python_only(None)
     """Most TFLOP/s of one device in dense matrix products, for throughput/mfu; default: as its maker says, where the
     device is known."""
 

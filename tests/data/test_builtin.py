@@ -16,7 +16,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path / "cache"))
 
 
-SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
+SMALL = DataConfig(sizes=("train=3:4", "rl=3:2", "test=3:3", "test_longer=4:2"))
 
 
 def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
@@ -25,7 +25,7 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built again"))
         assert data.load_split(SMALL, "test") == built
-    other = data.load_split(DataConfig(test_sizes="3:4"), "test")  # another request, another file
+    other = data.load_split(DataConfig(sizes=("test=3:4",)), "test")  # another request, another file
     assert len(other) == 4
     assert data.load_split(SMALL, "test") == built
 
@@ -87,4 +87,4 @@ def test_load_split_builds_again_when_the_code_that_builds_it_changes(monkeypatc
 
 def test_all_splits_with_too_few_problems_are_named_at_once():
     with pytest.raises(DataError, match=r"'test'.*'test_longer'"):
-        data.make_splits(DataConfig(test_sizes="3:99", test_longer_sizes="3:99"), ["test", "test_longer"])
+        data.make_splits(DataConfig(sizes=("test=3:99", "test_longer=3:99")), ["test", "test_longer"])

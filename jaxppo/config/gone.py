@@ -1,0 +1,71 @@
+"""Settings of older versions: what is said where one is given, and what a file that has one means."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+
+class Gone(NamedTuple):
+    """A setting that there is no more.
+
+    Attributes:
+        instead: what to do, as the end of a message.
+        harmless: values with which a file, such as the `config.yaml` of an old run, means what it means without them.
+        part: the setting that has its value now, and the key of the value there; "" for words DOMAIN:VALUE.
+    """
+
+    instead: str
+    harmless: tuple[Any, ...] = (None,)
+    part: tuple[str, str] | None = None
+
+    def changes_nothing(self, value: Any) -> bool:
+        """Return whether a file with this value means the same without it."""
+        value = tuple(value) if isinstance(value, list) else value
+        return any(value == usual and isinstance(value, bool) == isinstance(usual, bool) for usual in self.harmless)
+
+
+def renewed(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the settings of a file by the names of today, without those that are gone where they change nothing.
+
+    Args:
+        values: of the file.
+        names: the settings that the command has.
+    """
+    result, parts = {}, {}
+    for name, value in values.items():
+        gone = GONE.get(name)
+        is_old = name not in names or (name == "stream_lengths" and isinstance(value, str))
+        if gone is None or not is_old:
+            result[name] = value
+        elif gone.changes_nothing(value):
+            continue
+        elif gone.part is not None:
+            setting, key = gone.part
+            words = [f"{key}={value}"] if key else [word.replace(":", "=", 1) for word in value]
+            parts[setting] = [*parts.get(setting, ()), *words]
+        else:
+            result[name] = value
+    return result | {name: [*words, *(result.get(name) or ())] for name, words in parts.items()}
+
+
+def _moved(name: str, example: str, usual: Any, setting: str, key: str) -> dict[str, Gone]:
+    return {name: Gone(f"say --{setting} {example}", (usual,), (setting, key))}
+
+
+GONE: dict[str, Gone] = {
+    **_moved("train_sizes", "train=3:2000", "3:2000,4:6000,5:24000", "sizes", "train"),
+    **_moved("rl_sizes", "rl=5:400", "5:400,6:2600", "sizes", "rl"),
+    **_moved("test_sizes", "test=4:40", "4:40,5:400", "sizes", "test"),
+    **_moved("test_longer_sizes", "test_longer=6:1024", "6:1024", "sizes", "test_longer"),
+    **_moved("stream_sizes", "blocksworld=2-6", (), "sizes", ""),
+    **_moved("stream_lengths", "train=1-10", "1-10", "stream_lengths", "train"),
+    **_moved("stream_rl_lengths", "rl=6-16", None, "stream_lengths", "rl"),
+    **_moved("stream_long_lengths", "test_longer=12-20", "12-20", "stream_lengths", "test_longer"),
+    **_moved("stream_problems", "train=16000", None, "stream_rows", "train"),
+    **_moved("stream_rl_rows", "rl=500", 500, "stream_rows", "rl"),
+    **_moved("stream_test_rows", "test=50", 50, "stream_rows", "test"),
+    "num_processes": Gone("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
+    "process_id": Gone("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
+    "connect_timeout_s": Gone("set JAXPPO_CONNECT_TIMEOUT_S in the environment", (120,)),
+    "greater_is_better": Gone("a metric_for_best_model that ends with loss is best where it is lowest", (True,)),
+}
+"""Name -> what became of it. A flag of these names is refused; a file is read where it means what there still is."""
