@@ -68,9 +68,9 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "ppo": Job(f"jaxppo.train {_TINY} --adap_kl_ctrl --kl_target 6 --use_score_scaling --use_score_norm"),
+    "ppo": Job(f"jaxppo.train {_TINY} --kl_target 6 --use_score_scaling --use_score_norm"),
     "rloo": Job(f"jaxppo.train {_TINY} --algorithm rloo --num_generations 4"),
-    "async": Job(f"jaxppo.train {_TINY} --async_rollouts 1 --adap_kl_ctrl --kl_target 6"),
+    "async": Job(f"jaxppo.train {_TINY} --async_rollouts 1 --kl_target 6"),
     "two": Job(f"jaxppo.train {_TINY}", n_processes=2),
     "sft": Job(f"jaxppo.sft --dataset {{data}} --total_episodes 640 --batch_size 16 --save_steps 3 {_FRESH}"),
     "reward_model": Job(

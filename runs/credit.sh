@@ -27,14 +27,9 @@ run rloo "${rloo[@]}"
 run grpo "${grpo[@]}" --loss_type grpo
 run dapo "${grpo[@]}"
 run dr-grpo "${dr_grpo[@]}"
-run grpo-dynamic "${grpo[@]}" --dynamic_sampling True
-run grpo-step "${grpo[@]}" --reward_level step
 run ppo-binary --partial_scale 0
 run ppo-goal --partial goal
 run ppo-prefix --partial prefix
-run ppo-step --reward_level step
-run ppo-step-lam1 --reward_level step --lam 1.0 --value_warmup_updates 5
-run ppo-warm --value_warmup_updates 5 --lam_value 1.0
 run ppo-curriculum --curriculum success --curriculum_threshold 0.3
 train ppo-nll 1 --positive_nll 0.1
 run ppo-nll3 --positive_nll 0.3

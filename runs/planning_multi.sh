@@ -12,7 +12,7 @@ sft() {  # FOLDER FLAGS: a supervised run, or what is left of it
 }
 if [ "${1:-}" = start ]; then
   further=(--learning_rate 1.2e-3 --stream_rows test=10 --eval_splits test)
-  large=(--augment states --stream_lengths rl=11-16 --stream_rows train=4096 --stream_workers 2 --total_episodes 268800)
+  large=(--augment states --stream_lengths rl=11-16 --stream_rows train=4096 --total_episodes 268800)
   sft sft
   sft sft-2 --model_path "$out/sft/policy" --data_seed 1 --stream_rows train=12000 --total_episodes 390400 "${further[@]}"
   sft sft-3 --model_path "$out/sft-2/policy" --data_seed 2 --stream_lengths train=4-10 "${large[@]}" "${further[@]}"

@@ -12,7 +12,7 @@ import pytest
 
 from jaxppo import data, train
 from jaxppo.config import TrainConfig
-from jaxppo.config.sources import parse_cli
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.run.jsonl import read_metrics
 from tests.commands import comparable, free_port, outputs_of, started
 from tests.one_layer import ONE_LAYER
@@ -22,7 +22,7 @@ UPDATES, ROWS = 4, 16
 SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16", "--quiet", "True"]
 SMALL += ["--sizes", "test=4:4", "test_longer=5:4", "--num_sample_generations", "4", "--warmup_steps", "0"]
 # What an update hands to the next one beside the models changes, too.
-CHANGING = ["--adap_kl_ctrl", "--kl_target", "6", "--kl_horizon", "100", "--use_score_scaling", "--use_score_norm"]
+CHANGING = ["--kl_target", "6", "--kl_horizon", "100", "--use_score_scaling", "--use_score_norm"]
 ASYNC = ["--async_rollouts", "1"]
 BY_SUCCESS = ["--curriculum", "success", "--curriculum_success", "0.5", "--curriculum_threshold", "0.3"]
 SAVED = ["--save_steps", "1", "--save_total_limit", "9"]
@@ -37,12 +37,12 @@ def config_of(folder: Path, *flags: object) -> TrainConfig:
     return parse_cli(TrainConfig, "train", [*SMALL, *map(str, flags), "--output_dir", str(folder)])
 
 
-def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score) -> Path:
+def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score, **in_python: Any) -> Path:
     """Carry out a run in this process, under a reward of the test and without its picture, which takes a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
         patch.setattr(train, "plot_run", lambda *_: None)
-        train.train(config_of(folder, *flags))
+        train.train(replace(config_of(folder, *flags), **in_python))
     return folder
 
 

@@ -525,7 +525,7 @@ def test_command_serves_the_plan_reward_and_finishes_on_sigterm(tmp_path, monkey
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     rows = build_split("test", sizes={4: 6}, seed=1, unique=True)
     texts = random_completions(rows, random.Random(1))
-    with Command(tmp_path, *SERVER, "plan", "--audit_rate", "0", token=TOKEN) as command:
+    with Command(tmp_path, *SERVER, "plan", token=TOKEN) as command:
         assert re.fullmatch(r"reward plan on http://127\.0\.0\.1:\d+\n", command.line)
         served = RewardClient(command.url, with_columns=True)
         assert scored(served, rows, texts)[0] == scored(make_plan_reward(), rows, texts)[0]

@@ -28,7 +28,7 @@ from jaxppo.run.stages import Stages
 from tests.commands import comparable
 from tests.small_runs import cut_back
 
-FLAGS = ["--preset", "tiny", "--quiet", "--report_to", "none", "--eval_validator", "builtin", "--total_episodes", "64"]
+FLAGS = ["--preset", "tiny", "--quiet", "--report_to", "none", "--total_episodes", "64"]
 FLAGS += ["--sft_episodes", "48", "--sizes", "rl=4:24", "train=3:30", "test=4:8"]
 FLAGS += ["--sizes", "test_longer=5:8", "--response_length", "48", "--learning_rate", "1e-3", "--warmup_steps", "1"]
 FLAGS += ["--sample_batch_size", "4"]
@@ -36,7 +36,8 @@ FLAGS += ["--sample_batch_size", "4"]
 
 
 def settings(folder, *flags):
-    return parse_cli(SelfTrainConfig, "self_train", [*FLAGS, "--output_dir", str(folder), *map(str, flags)])
+    config = parse_cli(SelfTrainConfig, "self_train", [*FLAGS, "--output_dir", str(folder), *map(str, flags)])
+    return replace(config, eval_validator="builtin")
 
 
 class Policies(NamedTuple):

@@ -106,16 +106,18 @@ def test_an_update_without_any_score_is_left_out_and_too_many_end_the_run_until_
             raise ConnectionError("503")
         return [float(len(text) % 5) for text in completions]
 
-    flags = ["--algorithm", algorithm, "--on_error", "skip", "--max_bad_updates", "2", "--total_episodes", "96", *SAVED]
+    flags = ["--algorithm", algorithm, "--on_error", "skip", "--total_episodes", "96", *SAVED]
     flags += ["--eval_splits"]
     flags += [] if algorithm == "ppo" else ["--num_generations", "4"]
     with shared_programs():
         with pytest.raises(TrainingError, match=r"^max_bad_updates: .*503"):
-            carry_out(tmp_path, *flags, reward=judge)
+            carry_out(tmp_path, *flags, reward=judge, max_bad_updates=2)
         away = seen[-1]
         assert (away.global_step, away.max_steps, away.episode, away.total_episodes) == (4, 6, 64, 96)
         is_away.clear()
-        records = read_metrics(carry_out(tmp_path, *flags, "--resume", reward=judge) / "metrics.jsonl")
+        records = read_metrics(
+            carry_out(tmp_path, *flags, "--resume", reward=judge, max_bad_updates=2) / "metrics.jsonl"
+        )
     assert [record["policy/bad_updates"] for record in records] == [0, 1, 0, 1, 2, 0]
     assert [record["objective/scores"] is None for record in records] == [False, True, False, True, True, False]
     assert [record["reward/not_scorable"] for record in records] == [0, 16, 0, 16, 16, 0]

@@ -56,7 +56,7 @@ class DataConfig:
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""
-    number_objects: bool | None = python_only(None)
+    number_objects: bool | None = None
     """Name the objects of planning problems `o1`, `o2`, ... in the order in which the prompt mentions them, and put
     their facts into a random order. Default: in streams."""
     data_seed: int = 0
@@ -206,7 +206,7 @@ class CurriculumConfig:
     curriculum: Literal["none", "success"] = "none"
     """none: all, shuffled anew in every epoch. success: with a probability proportional to p (1 - p) of a running
     estimate p of their success, as many of each domain, short plans first."""
-    curriculum_success: float = python_only(1.0)
+    curriculum_success: float = 1.0
     """A completion with at least this score is a success (1: a valid plan, under the default reward)."""
     curriculum_threshold: float = 0.8
     """Longer plans of a domain are drawn, too, once this share of its recent completions succeeds; rows without a

@@ -33,6 +33,8 @@ class SelfTrainConfig:
     """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
     UNREAD: ClassVar[tuple[str, ...]] = (
         "value_learning_rate",
+        "adam_beta2",
+        "number_objects",
         "eval_validator",
         "eval_top_k",
         "eval_top_p",
@@ -51,14 +53,11 @@ class SelfTrainConfig:
         "partial",
         "normalise_by",
         "partial_scale",
-        "length_penalty",
-        "reward_level",
         "reward_model_path",
         "reward_server_url",
         "reward_server_columns",
         "sentiment_model_path",
         "sentiment_label",
-        "soft_punish_cache",
         "reward_timeout_s",
         "on_error",
     )

@@ -39,6 +39,7 @@ class TrainConfig:
     )
     """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
     UNREAD: ClassVar[tuple[str, ...]] = (
+        "adam_beta2",
         "eval_validator",
         "eval_top_k",
         "eval_top_p",
@@ -85,7 +86,7 @@ class TrainConfig:
     """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = python_only(3)
     """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
-    old_metric_names: bool = False
+    old_metric_names: bool = python_only(False)
     """Log metrics under their TRL 0.11 names too, where these differ."""
     profile: int = 0
     """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
@@ -122,12 +123,11 @@ class TrainConfig:
             return
         episodes = self.total_episodes
         require(episodes is not None, "total_episodes", "a number with streaming, which has no length", episodes)
-        drawing, dynamic = self.drawing, self.rl.dynamic_sampling
+        drawing = self.drawing
         expected = "none with streaming, as rows are drawn from all of them"
         require(drawing.curriculum == "none", "curriculum", expected, drawing.curriculum)
         prefixes = drawing.reference_prefixes
         require(prefixes == 0, "reference_prefixes", "0 with streaming", prefixes)
-        require(not dynamic, "dynamic_sampling", "False with streaming, whose rows come one after the other", dynamic)
 
     def _check_combinations(self) -> None:
         rl = self.rl
@@ -135,22 +135,10 @@ class TrainConfig:
         if not rl.row.needs_values:
             require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
             require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
-        if rl.ratio_level == "completion":
-            expected = f"outcome {given}, which weighs completions as a whole"
-            require(self.reward.reward_level == "outcome", "reward_level", expected, self.reward.reward_level)
         if rl.ratio_level != "token" and self.sampling.truncates:
-            # The ratio of a completion would start at the product of what was cut off at every token.
             expected = f"recompute {given} and top_k, top_p, min_p or repetition_penalty"
             require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
-        if rl.importance_cap is not None:
-            expected = "recompute with importance_cap, or both probabilities are the sampler's"
-            require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
-        if self.total_episodes is not None:
-            expected = f"fewer than the {self.num_updates} updates of the run"
-            require(
-                rl.value_warmup_updates < self.num_updates, "value_warmup_updates", expected, rl.value_warmup_updates
-            )
-        if rl.adap_kl_ctrl:
+        if rl.kl_target is not None:
             expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)
         if rl.whiten_rewards:
@@ -170,7 +158,9 @@ class TrainConfig:
         """Where old log-probabilities come from: "sampler" or "recompute"."""
         if self.rl.logprobs is not None:
             return self.rl.logprobs
-        return "sampler" if self.dtype == "float32" else "recompute"
+        # With what is cut off at every token, the ratio of a completion would start at the product of that.
+        is_kept = self.dtype == "float32" and not (self.rl.ratio_level != "token" and self.sampling.truncates)
+        return "sampler" if is_kept else "recompute"
 
     @property
     def scores_policy(self) -> bool:

@@ -212,10 +212,8 @@ def test_plans_of_other_rows_are_refused_or_passed_over(dataset, tmp_path):
     plans = plans_file(tmp_path / "plans.jsonl", rows_of(dataset, *SPLITS)[1:])
     with pytest.raises(DataError, match=r"test-0\b.*test_longer-0"):
         run(tmp_path / "run", dataset, plans=plans)
-    with pytest.raises(DataError, match=r"test-0$"):
-        run(tmp_path / "run", dataset, plans=plans, allow_unknown_plans=True)
     assert not (tmp_path / "run").exists()
-    _, results, _ = run(tmp_path / "run", dataset, plans=plans, allow_unknown_plans=True, allow_missing_plans=True)
+    _, results, _ = run(tmp_path / "run", dataset, plans=plans, allow_unmatched_plans=True)
     assert results["test"]["validity"]["rate"] == 7 / 8 and results["test"]["errors"]["syntax"] == 1
 
 
@@ -296,9 +294,8 @@ def test_data_without_plans_are_scored(dataset, spoiled, tmp_path, monkeypatch):
         ("compare_with", {"compare_with": ("a", "b.jsonl")}),
         ("compare_with", {"plans": "p.csv", "compare_with": ("m",)}),
         ("compare_label", {"compare_label": "x"}),
-        ("allow_missing_plans", {"allow_missing_plans": True}),
-        ("allow_missing_plans", {"plans": "p.csv", "allow_missing_plans": True}),
-        ("allow_unknown_plans", {"allow_unknown_plans": True}),
+        ("allow_unmatched_plans", {"allow_unmatched_plans": True}),
+        ("allow_unmatched_plans", {"plans": "p.csv", "allow_unmatched_plans": True}),
         ("decoder", {"plans": "p.jsonl", "decoder": "reground"}),
         ("decoder", {"decoder": "applicable", "eval_temperature": 1.0}),
         ("decoder", {"decoder": "applicable", "reward_funcs": ("sentiment",)}),
