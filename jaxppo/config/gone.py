@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from jaxppo.config.data import USUAL_PARTS, with_usual_parts
+
 
 class Gone(NamedTuple):
     """A setting that there is no more.
@@ -45,6 +47,12 @@ def renewed(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
         else:
             result[name] = value
     return result | {name: [*words, *(result.get(name) or ())] for name, words in parts.items()}
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run with the usual values of those parts that they do not name."""
+    parts = {name: usual for name, usual in USUAL_PARTS.items() if name in values}
+    return dict(values) | {name: list(with_usual_parts(name, usual, values[name])) for name, usual in parts.items()}
 
 
 def _moved(name: str, example: str, usual: Any, setting: str, key: str) -> dict[str, Gone]:

@@ -42,7 +42,7 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
 def test_the_shipped_splits_begin_with_what_would_be_built(split, most, monkeypatch):
     """Of each size the first problems: later ones do not change them."""
     config = DataConfig()
-    sizes = parse_sizes(getattr(config, f"{split}_sizes"))
+    sizes = parse_sizes(config.part("sizes", split))
     built = datasets.build_split(split, sizes={n: min(rows, most) for n, rows in sizes.items()}, seed=0, unique=True)
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built"))
@@ -52,7 +52,7 @@ def test_the_shipped_splits_begin_with_what_would_be_built(split, most, monkeypa
     assert built == [row for rows in by_size.values() for row in rows[:most]]
     with monkeypatch.context() as patch:
         patch.setattr(builtin.dataset_files, "read_split", lambda *_: pytest.fail("another request was read"))
-        assert data.load_split(DataConfig(data_seed=1, **{f"{split}_sizes": "3:2"}), split)
+        assert data.load_split(DataConfig(data_seed=1, sizes=(f"{split}=3:2",)), split)
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])

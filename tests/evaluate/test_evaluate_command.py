@@ -68,7 +68,6 @@ def compared(dataset, spoiled, tmp_path_factory):
         compare_with=str(spoiled),
         num_samples=2,
         eval_temperature=0.7,
-        length_edges=(0, 6, 10),
         label="both",
     )
 
@@ -100,7 +99,7 @@ def test_evaluate_measures_every_answer_of_several_models(compared, dataset):
         by_seed = {str(s): fmean(r["valid"] for r in own if r["seed"] == s) for s in (0, 1)}
         assert results[split]["validity_by_seed"] == pytest.approx(by_seed)
         assert set(results[split]["pass_at_k"]) == {"1", "2"}
-        assert set(results[split]["bins"]) <= {"0-5", "6-9", "10+"}
+        assert set(results[split]["bins"]) <= {"0-4", "5-8", "9-12", "13-16", "17-24"}
         assert results[split]["validator"] == "builtin"
     assert next(line for line in out.splitlines() if line.startswith("split")).endswith("pass@2")
     line = next(line for line in out.splitlines() if line.startswith("test_longer  towers"))
@@ -146,7 +145,7 @@ def test_evaluate_leaves_a_finished_folder_as_it_is(compared):
 def test_samples_of_one_evaluation_are_plans_for_the_next(compared, dataset, tmp_path):
     folder, first, _ = compared
     plans = str(folder / "samples.jsonl")
-    settings = {"plans": plans, "compare_with": plans, "length_edges": (0, 6, 10)}
+    settings = {"plans": plans, "compare_with": plans}
     _, results, out = run(tmp_path / "again", dataset, SPLITS, **settings)
     for split in SPLITS:
         assert "mean_tokens" not in results[split]  # a file does not tell
