@@ -49,7 +49,7 @@ for name in ppo ppo-nll10 long-ppo long-ppo-nll10 long-dr-grpo long-selftrain; d
 done
 # What decoders that look at the state make of the start and of what PPO made of it.
 for model in blocksworld-sft "$out"/ppo-{1,2}/policy "$out"/ppo-nll10-{1,2,3}/policy; do
-  for decoder in plain applicable reground; do
+  for decoder in plain reground; do
     python -m jaxppo.evaluate --model "$model" --decoder "$decoder" --quiet True --output_dir "$out/$decoder-$(basename "$(dirname "$model")")"
   done
 done

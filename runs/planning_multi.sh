@@ -45,7 +45,7 @@ judge() {  # MODEL NAME FLAGS
 }
 for name in start ppo-1; do
   model=$([ "$name" = start ] && echo "$start" || echo "$out/$name/policy")
-  for decoder in plain applicable reground; do
+  for decoder in plain reground; do
     judge "$model" "$decoder-$name" --decoder "$decoder" --eval_rows 300
   done
   judge "$model" "larger-$name" --eval_splits test_longer --stream_rows test=50 --sizes "${larger[@]}"

@@ -100,9 +100,9 @@ class EvaluateConfig:
     """Name of what is compared with."""
     num_samples: int = 1
     """Answers of each model to each row, for pass@k and the number of different plans; more need eval_temperature."""
-    decoder: Literal["plain", "applicable", "reground"] = "plain"
-    """How plans are written: by the model alone; with nothing but actions that apply, or the end (applicable); or one
-    action at a time, the model being asked again from the state behind it until the goal holds (reground)."""
+    decoder: Literal["plain", "reground"] = "plain"
+    """How plans are written: by the model alone, or one action at a time, the model being asked again from the state
+    after it until the goal holds (reground)."""
     allow_unmatched_plans: bool = False
     """With a file of plans: a row without a plan counts as failed, and a plan whose row is in none of eval_splits is
     passed over, instead of being errors."""

@@ -242,7 +242,7 @@ class _Evaluation:
         if self.config.decoder == "plain":
             num_samples, rows = self.config.num_samples, evaluator.fixed[split]
             return evaluator.predict(params, split, num_samples=num_samples, seed=seed, rows=rows)
-        return evaluator.predict_grounded(params, split, self.config.decoder, seed)
+        return evaluator.predict_regrounded(params, split, seed)
 
 
 def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
