@@ -81,12 +81,18 @@ def _group_section(group: type) -> str:
         unread = [spec.name for spec in dataclasses.fields(group) if spec.name in getattr(command, "UNREAD", ())]
         if unread:
             text += f"\n`{name}` has no flags for {', '.join(f'`{setting}`' for setting in unread)}.\n"
-    in_python = [spec.name for spec in dataclasses.fields(group) if not has_flag(spec)]
-    return text + (f"\nArguments in Python alone:\n\n{_table(group(), in_python)}" if in_python else "")
+    return text + _in_python(group)
+
+
+def _in_python(settings: type) -> str:
+    """Write the table of those fields of a group or command that have no flags anywhere."""
+    names = [spec.name for spec in dataclasses.fields(settings) if not has_flag(spec)]
+    return f"\nArguments in Python alone:\n\n{_table(settings(), names)}" if names else ""
 
 
 def _command_section(name: str, command: type) -> str:
     text = f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), setting_names(command))}"
+    text += _in_python(command)
     for field, group in _groups(command).items():
         own, usual = getattr(command(), field), group()
         other = [f.name for f in dataclasses.fields(group) if getattr(own, f.name) != getattr(usual, f.name)]

@@ -200,7 +200,7 @@ CHANGES = {
     "train": "--preset tiny --seed 7 --learning_rate 1e-5 --value_model_path some:folder --whiten_rewards"
     " --eval_steps 3 --eval_splits test_longer dev --max_grad_norm None --lam 0.1 --reward_clip_range -1 0.1"
     " --save_steps 0.1 --stop_token_id 0 --min_p 0.1 --kl_estimator full --kl_target 6",
-    "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_epsilon 1e-9",
+    "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_beta2 0.9",
     "evaluate": "--seed 7 --model null --eval_validator builtin --sizes train=3:1",
 }
 

@@ -438,7 +438,7 @@ ALGORITHMS = pytest.mark.parametrize(
 def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices, in_parts):
     config, parallel = make_config(**changes), DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(trajectories.make_trajectories, config=config, axis_name=DATA)
-    mapped = parallel.map(program, row_axes=(None, None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
+    mapped = parallel.map(program, row_axes=(None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
 
     def run(controls, step, *rows):
         given = rows if in_parts else (*rows, None)
