@@ -6,7 +6,7 @@ field, and unique over all groups.
 
 from jaxppo.config import gone, paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
-from jaxppo.config.checks import JsonMapping, is_repo_id, require, require_repo_id
+from jaxppo.config.checks import JsonMapping, Validator, is_repo_id, require, require_repo_id
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, RepairConfig, ReportConfig, RewardServerConfig
 from jaxppo.config.data import DEFAULT_PROMPT_LENGTH, SPLITS, CurriculumConfig, DataConfig, StreamingConfig, parse_sizes
 from jaxppo.config.hub import HubConfig
@@ -46,6 +46,7 @@ __all__ = [
     "SelfTrainConfig",
     "StreamingConfig",
     "TrainConfig",
+    "Validator",
     "gone",
     "is_repo_id",
     "parse_sizes",

@@ -4,12 +4,18 @@ import dataclasses
 import json
 import math
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.constructors import PrimitiveConstructorSpec
 
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import ConfigError, DataError
+
+Validator = Literal["builtin", "val", "auto"]
+"""Who judges plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
+
+ComputeDtype = Literal["float32", "bfloat16"]
+"""Numbers that a model computes in."""
 
 
 def require(condition: bool, name: str, expected: str, value: object) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import tyro
 
-from jaxppo.config.checks import python_only, require, require_finite, require_positive
+from jaxppo.config.checks import ComputeDtype, Validator, python_only, require, require_finite, require_positive
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.reward import RewardConfig
@@ -106,7 +106,7 @@ class EvaluateConfig:
     allow_unmatched_plans: bool = False
     """With a file of plans: a row without a plan counts as failed, and a plan whose row is in none of eval_splits is
     passed over, instead of being errors."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; logits are float32 in any case."""
     response_length: int = 72
     """Most tokens of a completion; the default is that of the default run."""
@@ -260,7 +260,7 @@ class RewardServerConfig:
     config: str | None = None
     """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    validator: Literal["builtin", "val", "auto"] = "builtin"
+    validator: Validator = "builtin"
     """Who judges plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     host: str = "127.0.0.1"
     """Address to listen on; one that other machines can reach needs a token in JAXPPO_REWARD_TOKEN."""

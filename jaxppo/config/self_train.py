@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
+from jaxppo.config.checks import ComputeDtype, Validator, require, require_divisible, require_finite, require_positive
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig
@@ -74,12 +74,12 @@ class SelfTrainConfig:
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from: a Hugging Face folder, a hub id (user/name or user/name@revision), or a shipped model
     (`blocksworld-sft`, `planning-multi-sft`)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
     deep models and long texts, for up to a third more arithmetic in learning."""
-    validator: Literal["builtin", "val", "auto"] = "builtin"
+    validator: Validator = "builtin"
     """Who judges the sampled plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     num_rounds: int = 3
     """Rounds of sampling, keeping, learning and evaluating."""

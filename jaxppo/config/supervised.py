@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from jaxppo.config.checks import (
+    ComputeDtype,
     JsonMapping,
     python_only,
     require,
@@ -87,7 +88,7 @@ class SFTConfig:
     hub: HubConfig = field(default_factory=HubConfig)
     model_path: str | None = None
     """Hugging Face folder, hub id or shipped model to go on from; default: a fresh GPT-NeoX of the sizes below."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
@@ -267,7 +268,7 @@ class RewardModelConfig:
     """Fresh model: layers."""
     num_attention_heads: int = 4
     """Fresh model: attention heads."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for

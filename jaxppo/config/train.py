@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from jaxppo.config.checks import python_only, require, require_divisible, require_positive
+from jaxppo.config.checks import ComputeDtype, Validator, python_only, require, require_divisible, require_positive
 from jaxppo.config.data import CurriculumConfig, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
@@ -62,12 +62,12 @@ class TrainConfig:
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from, also the reference: a Hugging Face folder, a hub id (user/name or user/name@revision), or
     a shipped model (`blocksworld-sft`, `planning-multi-sft`)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that all models compute in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
     deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
-    validator: Literal["builtin", "val", "auto"] = "builtin"
+    validator: Validator = "builtin"
     """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     value_model: Literal["separate", "shared"] = "separate"
     """Value function: a model of its own (TRL's PolicyAndValueWrapper), or a head on the policy's trunk."""

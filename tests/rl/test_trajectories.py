@@ -440,9 +440,9 @@ def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, n
     program = partial(trajectories.make_trajectories, config=config, axis_name=DATA)
     mapped = parallel.map(program, row_axes=(None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
 
-    def run(controls, step, *rows):
+    def run(controls, *rows):
         given = rows if in_parts else (*rows, None)
-        return mapped(*parallel.put((controls, step)), *parallel.put(given, 0))
+        return mapped(parallel.put(controls), *parallel.put(given, 0))
 
     in_parts = in_parts and config.rl.algorithm != "grpo"
     parts = parts_of(SCORES) if in_parts else None
