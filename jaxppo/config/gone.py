@@ -80,13 +80,15 @@ GONE: dict[str, Gone] = {
     "num_key_value_heads": Gone("say --model_kwargs '{\"num_key_value_heads\": 2}'"),
     "rotary_pct": Gone("say --model_kwargs '{\"rotary_pct\": 0.25}'", (1.0,)),
     "tie_word_embeddings": Gone("say --model_kwargs '{\"tie_word_embeddings\": true}'"),
-    "dynamic_sampling": Gone("it never paid; --curriculum success draws prompts that teach something", (False,)),
+    "dynamic_sampling": Gone("--curriculum success draws prompts that teach something (docs/results.md)", (False,)),
     "max_resample": Gone("it went with dynamic_sampling", (3,)),
-    "importance_cap": Gone("no run needed it; policy/sampler_gap_max says how far the sampler is off"),
+    "importance_cap": Gone("policy/sampler_gap_max says how far the sampler is off"),
     "lam_value": Gone("it made no difference (docs/results.md); --lam is that of the returns, too"),
     "value_warmup_updates": Gone("it made no difference (docs/results.md)", (0,)),
     "length_penalty": Gone("write a module:function for --reward_funcs (docs/own_reward.md)", (0.0,)),
-    "reward_level": Gone("it made no difference (docs/results.md); a module:function may give parts", ("outcome",)),
+    "reward_level": Gone(
+        "its gain was within the intervals (docs/results.md); a module:function may give parts", ("outcome",)
+    ),
     "soft_punish_cache": Gone("write a module:function for --reward_funcs (docs/own_reward.md)"),
     "greater_is_better": Gone("a metric_for_best_model that ends with loss is best where it is lowest", (True,)),
 }
