@@ -91,11 +91,13 @@ def meet(machine: Machine, address: str, count: str, number: str) -> list[str]:
     if machine.hosts == 1:
         return []
     if machine.is_tpu:
-        return [f"--distributed --connect_timeout_s {CONNECT_S}"]
-    return [
-        f"--coordinator_address {address} --connect_timeout_s {CONNECT_S}",
-        f"--num_processes {count} --process_id {number}",
-    ]
+        return ["--distributed"]
+    return [f"--coordinator_address {address},{number}/{count}"]
+
+
+def waiting(machine: Machine) -> str:
+    """Write how long the processes of several hosts wait for each other."""
+    return f"JAXPPO_CONNECT_TIMEOUT_S={CONNECT_S} " if machine.hosts > 1 else ""
 
 
 def slurm(machine: Machine) -> str:
@@ -195,7 +197,7 @@ def train_job(machine: Machine) -> str:
     script = f"""\
 set -euo pipefail
 trap 'kill -TERM "$!"; wait "$!"' TERM
-{train("$FLAGS", *meeting)} &
+{waiting(machine)}{train("$FLAGS", *meeting)} &
 wait "$!" || status=$?
 {FINISHED} || exit "${{status:-{STOPPED}}}\""""
     return f"""\
@@ -246,7 +248,7 @@ def skypilot(machine: Machine) -> str:
 set -euo pipefail
 . ~/jaxppo/bin/activate
 {plan(machine, "$FLAGS")}
-{train("$FLAGS", *meet(machine, *others))}
+{waiting(machine)}{train("$FLAGS", *meet(machine, *others))}
 {FINISHED} || exit {STOPPED}"""
     return f"""\
 # {machine.head}

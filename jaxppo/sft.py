@@ -67,16 +67,16 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
-    shared = config.num_key_value_heads
-    tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
+    more = config.model_kwargs or {}
+    tied = {name: more[name] for name in ("tie_word_embeddings",) if name in more}
     model = family_of(config.model_type).fresh(
         model_type=config.model_type,
         vocab_size=data.bucket(len(tokenizer)),
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_attention_heads if shared is None else shared,
-        rotary_pct=config.rotary_pct,
+        num_key_value_heads=more.get("num_key_value_heads", config.num_attention_heads),
+        rotary_pct=more.get("rotary_pct", 1.0),
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -192,7 +192,7 @@ def sft(config: SFTConfig) -> Path:
     load_model = registry.reward_model_loader(
         model, start.params, tokenizer, parallel.of_process(), end_ids, config.data.system_prompt
     )
-    context = registry.Context(load_model=load_model, max_completion_len=config.response_length)
+    context = registry.Context(load_model=load_model)
     rewards = registry.make_rewards(config.reward, context)
     evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
     loop = config.with_best_metric().loop

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxppo import data
 from jaxppo.config import DEFAULT_PROMPT_LENGTH, TrainConfig
@@ -31,7 +30,7 @@ from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
-from jaxppo.reward_functions.judged import Judge, Judged, chosen_groups, failed_samples, of_groups, rows_of
+from jaxppo.reward_functions.judged import Judge, failed_samples
 from jaxppo.rewards import Rewards, TrainerState
 from jaxppo.rl.ahead import AheadSampler, Sampled, stage_times
 from jaxppo.rl.describe import plan_of, print_plan
@@ -187,7 +186,7 @@ def _rewards(config: TrainConfig, ppo: PPO, start: Start, tokenizer: Any, folder
     load_model = registry.reward_model_loader(
         ppo.model, start.policy, tokenizer, parallel, ppo.end_ids, config.data.system_prompt
     )
-    run = registry.Context(config.validator, config.run.seed, folder, load_model, config.sampling.response_length)
+    run = registry.Context(config.validator, config.run.seed, folder, load_model)
     return registry.make_rewards(config.reward, run)
 
 
@@ -219,11 +218,8 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
     with setup.ahead.sampling(_next_sample(setup, state, reference, step)) as ahead:
         judged = setup.judge(answers, ahead.gather)
     preemption.check()
-    learned = _Batch(batch.prompts, sampled.experience, judged)
-    if setup.config.rl.dynamic_sampling:
-        learned = _informative(setup, state, reference, learned, step)
-    rollout, sequences, scored = learned.experience
-    scores = learned.judged.values(), setup.judge.token_scores(learned.judged)
+    rollout, sequences, scored = sampled.experience
+    scores = judged.values(), setup.judge.token_scores(judged)
     with activity.shown("scoring"):
         activity.attended(lambda: jax.block_until_ready(scored))
     state, trajectories, stats = ppo.make_trajectories(state, scored, rollout, sequences, *scores)
@@ -240,13 +236,12 @@ def train_step(setup: Setup, state: TrainState, reference: Params | None, step: 
         "episode": after.episode,
         "epoch": after.epoch,
         **jax.device_get(stats | update_stats),
-        **(learned.judged.scores.metrics | drawn),
+        **(judged.scores.metrics | drawn),
     }
     done = time.monotonic()
-    record |= stage_times(sampled, ahead.sampled, learned.judged.at, done, learned.resampling)
-    shapes = learned.prompts.prompt_ids, learned.judged.mask, sequences.input_ids
-    record |= setup.meter.throughput(*shapes, done - began, int(record.get("reward/extra_batches", 0)))
-    return Step(state, record, learned.judged.samples(step + 1), trajectories)
+    record |= stage_times(sampled, ahead.sampled, judged.at, done)
+    record |= setup.meter.throughput(batch.prompts.prompt_ids, judged.mask, sequences.input_ids, done - began)
+    return Step(state, record, judged.samples(step + 1), trajectories)
 
 
 def _trainer_state(setup: Setup, step: int) -> TrainerState:
@@ -282,52 +277,6 @@ def _next_sample(setup: Setup, state: TrainState, reference: Params | None, step
         return None
     known = setup.curriculum.drawn(jax.device_get(state.curriculum), step + 1)
     return partial(_sample, setup, state, reference, setup.prompts.batch(step + 1, known).prompts, step + 1)
-
-
-class _Batch(NamedTuple):
-    """What an update learns from."""
-
-    prompts: PromptBatch
-    experience: Experience
-    judged: Judged
-    resampling: float = 0.0  # seconds of sampling for `dynamic_sampling`
-
-
-def _informative(setup: Setup, state: TrainState, reference: Params | None, first: _Batch, step: int) -> _Batch:
-    """Put groups of other prompts in the place of those whose completions all have one score (`dynamic_sampling`).
-
-    The batches that they come from have numbers beyond those of the run's updates, so that the number of this update
-    says which prompts and random numbers they have. What comes out is scored anew, as one batch.
-    """
-    ppo, copies, known = setup.ppo, setup.config.rl.group_size, jax.device_get(state.curriculum)
-    prompts, rollouts, judged = [first.prompts], [ppo.parallel.to_host(first.experience.rollout)], [first.judged]
-    equal, resampling = [first.judged.equal_groups(copies)], 0.0
-    for again in range(1, setup.config.rl.max_resample + 1):
-        if np.sum(equal[0]) <= sum(np.sum(~more) for more in equal[1:]):
-            break
-        number = step + again * setup.config.num_updates
-        batch = setup.prompts.batch(number, setup.curriculum.drawn(known, number))
-        began = time.monotonic()
-        sample = partial(ppo.generate, state, batch.prompts, number)
-        with activity.shown("sampling"):
-            rollout = activity.attended(lambda sample=sample: ppo.parallel.to_host(sample()))
-        rollouts.append(rollout)
-        resampling += time.monotonic() - began
-        judged.append(setup.judge(setup.judge.answers(batch, rollout), processes.gather))
-        prompts.append(batch.prompts)
-        equal.append(judged[-1].equal_groups(copies))
-    chosen = chosen_groups(equal)
-    chosen_judged = of_groups(judged, chosen, copies)
-    replaced = float(np.mean(chosen >= len(equal[0])))
-    chosen_judged.scores.metrics.update({"reward/resampled_groups": replaced, "reward/extra_batches": len(judged) - 1})
-    if len(judged) == 1:
-        return first._replace(judged=chosen_judged)
-    taken = lambda rows: lambda *parts: np.concatenate(parts)[rows]  # noqa: E731
-    rollout = ppo.parallel.put(jax.tree.map(taken(rows_of(chosen, copies)), *rollouts), 0)
-    chosen_prompts = jax.tree.map(taken(chosen), *prompts)
-    sequences = ppo.pack(chosen_prompts, rollout)
-    scored = ppo.score(state, reference, sequences, rollout)
-    return _Batch(chosen_prompts, Experience(rollout, sequences, scored), chosen_judged, resampling)
 
 
 def train(config: TrainConfig) -> Path:

@@ -11,7 +11,7 @@ python -m jaxppo.train --positive_nll 0 --seed 1 --learning_rate 3e-4 --output_d
 python -m jaxppo.train --positive_nll 0 --seed 1 --learning_rate 3e-4 --async_rollouts 1 --output_dir "$out/asynchalf-1"
 python runs/table.py "$out"
 # Twelve updates of the default run with half a second of waiting in the reward, in turns.
-slow=(--reward_funcs plan slow_judge:half_a_second --total_episodes 3072 --test_sizes 4:4 --test_longer_sizes 6:4)
+slow=(--reward_funcs plan slow_judge:half_a_second --total_episodes 3072 --sizes test=4:4 test_longer=6:4)
 for turn in 1 2 3; do
   for rollouts in 0 1; do
     PYTHONPATH=runs python -m jaxppo.train --positive_nll 0 "${slow[@]}" --async_rollouts "$rollouts" --output_dir "$out/slow-$rollouts-$turn"

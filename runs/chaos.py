@@ -52,7 +52,7 @@ JOIN_S = 360.0
 WHOLE_S = 900.0
 
 _TINY = (
-    "--preset tiny --test_sizes 4:4 --test_longer_sizes 5:4 --response_length 16 --num_sample_generations 4 "
+    "--preset tiny --sizes test=4:4 test_longer=5:4 --response_length 16 --num_sample_generations 4 "
     "--save_steps 1 --save_total_limit 2"
 )
 _FRESH = "--hidden_size 32 --num_hidden_layers 1 --num_attention_heads 2 --eval_steps 10"
@@ -68,16 +68,16 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "ppo": Job(f"jaxppo.train {_TINY} --adap_kl_ctrl --kl_target 6 --use_score_scaling --use_score_norm"),
+    "ppo": Job(f"jaxppo.train {_TINY} --kl_target 6 --use_score_scaling --use_score_norm"),
     "rloo": Job(f"jaxppo.train {_TINY} --algorithm rloo --num_generations 4"),
-    "async": Job(f"jaxppo.train {_TINY} --async_rollouts 1 --adap_kl_ctrl --kl_target 6"),
+    "async": Job(f"jaxppo.train {_TINY} --async_rollouts 1 --kl_target 6"),
     "two": Job(f"jaxppo.train {_TINY}", n_processes=2),
     "sft": Job(f"jaxppo.sft --dataset {{data}} --total_episodes 640 --batch_size 16 --save_steps 3 {_FRESH}"),
     "reward_model": Job(
         "jaxppo.reward_model --dataset {pairs} --tokenizer_path {tokenizer} --total_episodes 240 --batch_size 8 "
         f"--save_steps 3 {_FRESH}"
     ),
-    "evaluate": Job("jaxppo.evaluate --eval_splits test --test_sizes 4:16 --eval_rows 16 --response_length 16"),
+    "evaluate": Job("jaxppo.evaluate --eval_splits test --sizes test=4:16 --eval_rows 16 --response_length 16"),
     "data": Job(f"jaxppo.planning build {_BLOCKSWORLD} --n_train 400 --train_sizes blocksworld:3-6", flags=""),
 }
 
@@ -253,7 +253,7 @@ def _process_flags(n_processes: int) -> Iterator[list[str]]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     for number in range(n_processes):
-        flags = ["--coordinator_address", address, "--num_processes", str(n_processes), "--process_id", str(number)]
+        flags = ["--coordinator_address", f"{address},{number}/{n_processes}"]
         yield flags if n_processes > 1 else []
 
 

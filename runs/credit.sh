@@ -27,14 +27,9 @@ run rloo "${rloo[@]}"
 run grpo "${grpo[@]}" --loss_type grpo
 run dapo "${grpo[@]}"
 run dr-grpo "${dr_grpo[@]}"
-run grpo-dynamic "${grpo[@]}" --dynamic_sampling True
-run grpo-step "${grpo[@]}" --reward_level step
 run ppo-binary --partial_scale 0
 run ppo-goal --partial goal
 run ppo-prefix --partial prefix
-run ppo-step --reward_level step
-run ppo-step-lam1 --reward_level step --lam 1.0 --value_warmup_updates 5
-run ppo-warm --value_warmup_updates 5 --lam_value 1.0
 run ppo-curriculum --curriculum success --curriculum_threshold 0.3
 train ppo-nll 1 --positive_nll 0.1
 run ppo-nll3 --positive_nll 0.3
@@ -49,12 +44,12 @@ train long-dr-grpo 1 "${long[@]}" "${dr_grpo[@]}"
 python -m jaxppo.self_train --num_rounds 13 --total_episodes 153600 --seed 1 --quiet True --output_dir "$out/long-selftrain-1"
 # 7 and 8 blocks.
 for name in ppo ppo-nll10 long-ppo long-ppo-nll10 long-dr-grpo long-selftrain; do
-  python -m jaxppo.evaluate --model "$out/$name-1/policy" --test_sizes 7:512 --test_longer_sizes 8:512 --response_length 128 \
+  python -m jaxppo.evaluate --model "$out/$name-1/policy" --sizes test=7:512 test_longer=8:512 --response_length 128 \
     --quiet True --output_dir "$out/larger-$name-1"
 done
 # What decoders that look at the state make of the start and of what PPO made of it.
 for model in blocksworld-sft "$out"/ppo-{1,2}/policy "$out"/ppo-nll10-{1,2,3}/policy; do
-  for decoder in plain applicable reground; do
+  for decoder in plain reground; do
     python -m jaxppo.evaluate --model "$model" --decoder "$decoder" --quiet True --output_dir "$out/$decoder-$(basename "$(dirname "$model")")"
   done
 done

@@ -105,7 +105,7 @@ def flags(draw, folder):
 
 
 def rows(draw, folder):
-    whole = load_split(DataConfig(rl_sizes="3:2", test_sizes="3:1", test_longer_sizes="4:1"), "rl")
+    whole = load_split(DataConfig(sizes=("rl=3:2", "test=3:1", "test_longer=4:1")), "rl")
     found = changed(draw, whole)
     lines = found if isinstance(found, list) else [found]
     (folder / "rl.jsonl").write_bytes(maybe_damaged(draw, b"".join(map(as_json, lines))))

@@ -1,6 +1,6 @@
 """Draw validity by plan length, before and after, a panel for each domain: `python runs/length_figure.py RUN PICTURE`.
 
-The run is one of `python -m jaxppo.train`; its `--length_edges` say which lengths are drawn as one point.
+The run is one of `python -m jaxppo.train`; its `length_edges` say which lengths are drawn as one point.
 """
 
 import json

@@ -8,7 +8,6 @@ out=outputs/which-reward
 run() {  # ALGORITHM SEED REWARD
   local folder=$out/$1-$3-$2 flags=(--partial_scale 1)
   [ -d "$folder/policy" ] && return
-  [ "$1 $3" = "rloo step" ] && return  # it weighs completions as a whole
   [ -d "$folder/checkpoints" ] && flags+=(--resume)
   case $1 in rloo) flags+=(--algorithm rloo --num_generations 4) ;; esac
   case $3 in
@@ -17,13 +16,12 @@ run() {  # ALGORITHM SEED REWARD
     lccs_reference) flags+=(--normalise_by reference) ;;
     lcs | prefix | goal) flags+=(--partial "$3") ;;
     goal_prefix) flags+=(--partial goal --reward_funcs plan runs.prefix_reward:prefix --reward_weights 0.5 0.5) ;;
-    step) flags+=(--reward_level step) ;;
   esac
   python -m jaxppo.train --preset planning-multi --total_episodes 10240 --eval_splits test_longer --seed "$2" --quiet True \
     --output_dir "$folder" "${flags[@]}"
 }
 rewards=("${@:3}")
-[ ${#rewards[@]} -gt 0 ] || rewards=(valid lccs lccs_reference lcs prefix goal goal_prefix step)
+[ ${#rewards[@]} -gt 0 ] || rewards=(valid lccs lccs_reference lcs prefix goal goal_prefix)
 for algorithm in ${1:-ppo rloo}; do
   for seed in ${2:-1 2 3}; do
     for reward in "${rewards[@]}"; do

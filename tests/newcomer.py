@@ -26,7 +26,7 @@ PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((RO
 APPENDED = {
     "train": "--preset tiny --total_episodes 32 --batch_size 16 --num_mini_batches 2 --response_length 48",
     "sft": "--total_episodes 64 --batch_size 16 --hidden_size 32 --num_hidden_layers 1 --response_length 48",
-    "evaluate": "--test_sizes 4:16 --test_longer_sizes 5:32 --eval_batch_size 32 --response_length 48",
+    "evaluate": "--sizes test=4:16 test_longer=5:32 --eval_batch_size 32 --response_length 48",
 }
 REPLACED = {
     "mail 4000": "mail 400",

@@ -12,7 +12,7 @@ import pytest
 
 from jaxppo import data, train
 from jaxppo.config import TrainConfig
-from jaxppo.config.sources import parse_cli
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.run.jsonl import read_metrics
 from tests.commands import comparable, free_port, outputs_of, started
 from tests.one_layer import ONE_LAYER
@@ -20,9 +20,9 @@ from tests.one_layer import ONE_LAYER
 UPDATES, ROWS = 4, 16
 # Completions so short that all sequences have one length, for which programs are compiled.
 SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16", "--quiet", "True"]
-SMALL += ["--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--num_sample_generations", "4", "--warmup_steps", "0"]
+SMALL += ["--sizes", "test=4:4", "test_longer=5:4", "--num_sample_generations", "4", "--warmup_steps", "0"]
 # What an update hands to the next one beside the models changes, too.
-CHANGING = ["--adap_kl_ctrl", "--kl_target", "6", "--kl_horizon", "100", "--use_score_scaling", "--use_score_norm"]
+CHANGING = ["--kl_target", "6", "--kl_horizon", "100", "--use_score_scaling", "--use_score_norm"]
 ASYNC = ["--async_rollouts", "1"]
 BY_SUCCESS = ["--curriculum", "success", "--curriculum_success", "0.5", "--curriculum_threshold", "0.3"]
 SAVED = ["--save_steps", "1", "--save_total_limit", "9"]
@@ -37,20 +37,20 @@ def config_of(folder: Path, *flags: object) -> TrainConfig:
     return parse_cli(TrainConfig, "train", [*SMALL, *map(str, flags), "--output_dir", str(folder)])
 
 
-def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score) -> Path:
+def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score, **in_python: Any) -> Path:
     """Carry out a run in this process, under a reward of the test and without its picture, which takes a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
         patch.setattr(train, "plot_run", lambda *_: None)
-        train.train(config_of(folder, *flags))
+        train.train(replace(config_of(folder, *flags), **in_python))
     return folder
 
 
 def two_processes(folder: Path, *flags: str) -> None:
     """Carry out a run in two processes of two devices each, under the reward of its flags."""
-    run = ["-m", "jaxppo.train", *SMALL, *flags, "--output_dir", folder, "--num_processes", "2"]
-    run += ["--coordinator_address", f"127.0.0.1:{free_port()}"]
-    with started([[*run, "--process_id", number] for number in range(2)], num_devices=2) as both:
+    run = ["-m", "jaxppo.train", *SMALL, *flags, "--output_dir", folder, "--coordinator_address"]
+    address = f"127.0.0.1:{free_port()}"
+    with started([[*run, f"{address},{number}/2"] for number in range(2)], num_devices=2) as both:
         outputs = outputs_of(both, timeout_s=600)
     assert [process.returncode for process in both] == [0, 0], "\n".join(outputs)[-4000:]
 

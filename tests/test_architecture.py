@@ -22,7 +22,7 @@ PARALLEL_NAMES = {"Mesh", "NamedSharding", "shard_map", "pmap"}
 
 # What computes rewards and judges plans on the host: importing it loads no JAX, and no library of models.
 HOST = ("planning/", "rewards.py", "reward_functions/plan.py", "reward_functions/sentiment.py", "evaluate/intervals.py")
-HOST += ("reward_functions/overlong.py", "reward_functions/isolated.py")
+HOST += ("reward_functions/isolated.py",)
 HOST += ("reward_functions/http_client.py", "reward_functions/http_contract.py")
 HOST += ("evaluate/answers/",)
 HOST += ("evaluate/predictions.py", "evaluate/comparison.py", "evaluate/plan_metrics.py", "evaluate/plan_scores.py")

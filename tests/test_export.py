@@ -30,7 +30,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 SECRET = "hf_" + "a1B2c3D4" * 4
-SMALL = ["--preset", "tiny", "--total_episodes", "32", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--quiet"]
+SMALL = ["--preset", "tiny", "--total_episodes", "32", "--sizes", "test=4:4", "test_longer=5:4", "--quiet"]
 SMALL += ["--response_length", "16"]  # so short that all sequences have one length, for which programs are compiled
 TOKENS, ROWS = 32, 40
 """Of the tokenizer, and of the embeddings."""
@@ -226,7 +226,7 @@ def test_export_of_bad_input_is_one_line(args, names, adapted, tmp_path, capsys)
 
 @pytest.mark.full
 def test_sft_learns_and_its_checkpoints_are_exported_too(tmp_path):
-    argv = ["--train_sizes", "3:50", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--batch_size", "16"]
+    argv = ["--sizes", "train=3:50", "test=4:4", "test_longer=5:4", "--batch_size", "16"]
     argv += ["--hidden_size", "16", "--num_hidden_layers", "1", "--total_episodes", "480", "--save_steps", "15"]
     argv += ["--warmup_steps", "3", "--learning_rate", "1e-2", "--quiet", "--output_dir", str(tmp_path / "sft")]
     run = sft(parse_cli(SFTConfig, "sft", argv))

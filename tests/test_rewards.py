@@ -316,7 +316,7 @@ def test_an_error_of_our_own_functions_keeps_its_traceback(monkeypatch):
         (lambda metric, extra: metric("step", 99), "log_metric"),
         (lambda metric, extra: metric("objective/kl", 99), "log_metric"),
         (lambda metric, extra: metric("rewards/f/mean", 99), "log_metric"),
-        (lambda metric, extra: metric("reward/extra_batches", 99), "log_metric"),
+        (lambda metric, extra: metric("reward/zero_variance_groups", 99), "log_metric"),
         (lambda metric, extra: metric("", 99), "log_metric"),
         (lambda metric, extra: metric("a\x1b[2J", 99), "log_metric"),
         (lambda metric, extra: metric("x" * 101, 99), "log_metric"),

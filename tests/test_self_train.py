@@ -28,15 +28,16 @@ from jaxppo.run.stages import Stages
 from tests.commands import comparable
 from tests.small_runs import cut_back
 
-FLAGS = ["--preset", "tiny", "--quiet", "--report_to", "none", "--eval_validator", "builtin", "--total_episodes", "64"]
-FLAGS += ["--sft_episodes", "48", "--rl_sizes", "4:24", "--train_sizes", "3:30", "--test_sizes", "4:8"]
-FLAGS += ["--test_longer_sizes", "5:8", "--response_length", "48", "--learning_rate", "1e-3", "--warmup_steps", "1"]
+FLAGS = ["--preset", "tiny", "--quiet", "--report_to", "none", "--total_episodes", "64"]
+FLAGS += ["--sft_episodes", "48", "--sizes", "rl=4:24", "train=3:30", "test=4:8"]
+FLAGS += ["--sizes", "test_longer=5:8", "--response_length", "48", "--learning_rate", "1e-3", "--warmup_steps", "1"]
 FLAGS += ["--sample_batch_size", "4"]
 """2 rounds of 16 problems in four parts, 2 plans each; 3 steps, of which the second is saved."""
 
 
 def settings(folder, *flags):
-    return parse_cli(SelfTrainConfig, "self_train", [*FLAGS, "--output_dir", str(folder), *map(str, flags)])
+    config = parse_cli(SelfTrainConfig, "self_train", [*FLAGS, "--output_dir", str(folder), *map(str, flags)])
+    return replace(config, eval_validator="builtin")
 
 
 class Policies(NamedTuple):
@@ -138,7 +139,7 @@ def test_what_is_evaluated_is_what_is_exported_and_reported(whole):
         assert {split: cell["validity"]["n"] for split, cell in evals[moment].items()} == {"test": 8, "test_longer": 8}
     last = comparable(whole)[-1]
     assert last["eval/test/validity"] == evals["after"]["test"]["validity"]["rate"]
-    sizes = {"test_sizes": "4:8", "test_longer_sizes": "5:8", "eval_validator": "builtin", "response_length": 48}
+    sizes = {"sizes": ("test=4:8", "test_longer=5:8"), "eval_validator": "builtin", "response_length": 48}
     config = replace(EvaluateConfig(), model=[str(whole / "policy")], output_dir=str(whole.parent / "judged"), **sizes)
     evaluate(config)
     again = json.loads((whole.parent / "judged" / "eval.json").read_text())

@@ -104,7 +104,14 @@ def test_a_model_is_read_into_its_shards():
 )
 def test_a_fresh_model_ties_its_embeddings_where_its_settings_or_its_family_say_so(family, tied, has_head):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "dataset": "stream:ferry"}
-    start = sft.start_model(replace(SFTConfig(), model_type=family, tie_word_embeddings=tied, **sizes))
+    start = sft.start_model(
+        replace(
+            SFTConfig(),
+            model_type=family,
+            model_kwargs=None if tied is None else {"tie_word_embeddings": tied},
+            **sizes,
+        )
+    )
     assert ("lm_head" in start.params) == has_head
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from jaxppo import hf, train
 from jaxppo.config import TrainConfig
-from jaxppo.config.sources import parse_cli
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.profiling.device_clock import FinishClock
 from jaxppo.rl.ppo import PPO
 from jaxppo.run import cli, metrics
@@ -29,7 +29,7 @@ from tests.one_layer import ONE_LAYER
 from tests.small_runs import BY_SUCCESS, CHANGING, assert_drawn_by_success, cut_back, samples_of, score
 
 SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16"]
-SMALL += ["--test_sizes", "4:4", "--test_longer_sizes", "5:4"]
+SMALL += ["--sizes", "test=4:4", "test_longer=5:4"]
 # Runs whose numbers do not matter: those of any number of updates share their programs.
 SAME_PROGRAMS = [*SMALL, "--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant"]
 UPDATES = 3
@@ -129,7 +129,7 @@ class Recorded(NamedTuple):
 def run_recorded(tmp_path_factory):
     """Carry out a run on the four devices of this process."""
 
-    def run(*args, reward=None):
+    def run(*args, reward=None, **in_python):
         folder, steps, references = tmp_path_factory.mktemp("recorded") / "run", [], []
         train_step, status, out, err = train.train_step, 0, io.StringIO(), io.StringIO()
 
@@ -149,7 +149,8 @@ def run_recorded(tmp_path_factory):
             if reward is not None:
                 patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
             try:
-                cli.main(lambda: train.train(configuration(*args, "--output_dir", folder)))
+                config = replace(configuration(*args, "--output_dir", folder), **in_python)
+                cli.main(lambda: train.train(config))
             except SystemExit as stop:
                 status = stop.code
         return Recorded(folder, steps, references, status, out.getvalue(), err.getvalue())
@@ -298,8 +299,8 @@ def overflowing(run_recorded):
         high = 1.0 if next(updates) == 2 else 3e38
         return [high * (row % 2) for row in range(len(completions))]
 
-    args = [*SMALL, "--kl_coef", "0", "--max_bad_updates", "2", "--total_episodes", "96"]
-    return run_recorded(*args, "--save_steps", "50", "--old_metric_names", reward=reward)
+    args = [*SMALL, "--kl_coef", "0", "--total_episodes", "96", "--save_steps", "50"]
+    return run_recorded(*args, reward=reward, max_bad_updates=2, old_metric_names=True)
 
 
 @pytest.mark.full

@@ -40,7 +40,7 @@ def run(tmp_path, monkeypatch):
         if not plots:
             monkeypatch.setattr(train, "plot_run", lambda *_: None)
         tiny = preset_values("train", "tiny") | {"total_episodes": 32, "num_ppo_epochs": 1, "num_mini_batches": 1}
-        tiny |= {"test_sizes": "4:4", "test_longer_sizes": "5:4", "response_length": 22, "quiet": True}
+        tiny |= {"sizes": ("rl=4:24", "test=4:4", "test_longer=5:4"), "response_length": 22, "quiet": True}
         tiny |= {"lr_scheduler_type": "constant", "sft_model_path": ONE_LAYER}
         tiny |= {"value_model": "shared"}
         config = replace(TrainConfig(), **tiny | {"output_dir": str(tmp_path / "run")} | settings)
@@ -57,7 +57,7 @@ def records_and_samples(folder):
 
 def write_texts(folder, **columns):
     """Data without plans: twelve rows to train on and eight to test."""
-    rows = data.load_split(DataConfig(rl_sizes="4:20"), "rl")
+    rows = data.load_split(DataConfig(sizes=("rl=4:20",)), "rl")
     rows = [{"prompt": row["prompt"], "completion": row["completion"]} | columns for row in rows]
     dataset = write_rows(folder, train=rows[:12], test=rows[12:])
     return {"dataset": dataset, "train_split": "train", "eval_splits": ("test",)}
@@ -106,16 +106,18 @@ def test_an_update_without_any_score_is_left_out_and_too_many_end_the_run_until_
             raise ConnectionError("503")
         return [float(len(text) % 5) for text in completions]
 
-    flags = ["--algorithm", algorithm, "--on_error", "skip", "--max_bad_updates", "2", "--total_episodes", "96", *SAVED]
+    flags = ["--algorithm", algorithm, "--on_error", "skip", "--total_episodes", "96", *SAVED]
     flags += ["--eval_splits"]
     flags += [] if algorithm == "ppo" else ["--num_generations", "4"]
     with shared_programs():
         with pytest.raises(TrainingError, match=r"^max_bad_updates: .*503"):
-            carry_out(tmp_path, *flags, reward=judge)
+            carry_out(tmp_path, *flags, reward=judge, max_bad_updates=2)
         away = seen[-1]
         assert (away.global_step, away.max_steps, away.episode, away.total_episodes) == (4, 6, 64, 96)
         is_away.clear()
-        records = read_metrics(carry_out(tmp_path, *flags, "--resume", reward=judge) / "metrics.jsonl")
+        records = read_metrics(
+            carry_out(tmp_path, *flags, "--resume", reward=judge, max_bad_updates=2) / "metrics.jsonl"
+        )
     assert [record["policy/bad_updates"] for record in records] == [0, 1, 0, 1, 2, 0]
     assert [record["objective/scores"] is None for record in records] == [False, True, False, True, True, False]
     assert [record["reward/not_scorable"] for record in records] == [0, 16, 0, 16, 16, 0]

@@ -4,11 +4,11 @@ In: presets, YAML files and flags (`sources`). Out: one configuration per comman
 field, and unique over all groups.
 """
 
-from jaxppo.config import paths, reading, redact, sources
+from jaxppo.config import gone, paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
-from jaxppo.config.checks import JsonMapping, is_repo_id, require, require_repo_id
+from jaxppo.config.checks import JsonMapping, Validator, is_repo_id, require, require_repo_id
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, RepairConfig, ReportConfig, RewardServerConfig
-from jaxppo.config.data import DEFAULT_PROMPT_LENGTH, CurriculumConfig, DataConfig, StreamingConfig, parse_sizes
+from jaxppo.config.data import DEFAULT_PROMPT_LENGTH, SPLITS, CurriculumConfig, DataConfig, StreamingConfig, parse_sizes
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
@@ -22,6 +22,7 @@ from jaxppo.config.train import TrainConfig
 __all__ = [
     "ALGORITHMS",
     "DEFAULT_PROMPT_LENGTH",
+    "SPLITS",
     "Algorithm",
     "CurriculumConfig",
     "DataConfig",
@@ -45,6 +46,8 @@ __all__ = [
     "SelfTrainConfig",
     "StreamingConfig",
     "TrainConfig",
+    "Validator",
+    "gone",
     "is_repo_id",
     "parse_sizes",
     "paths",

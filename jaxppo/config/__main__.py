@@ -1,15 +1,16 @@
 """The page docs/configuration.md, written from the settings themselves: `python -m jaxppo.config` prints it."""
 
-import ast
 import dataclasses
-import inspect
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from importlib import resources
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jaxppo import config
+from jaxppo.config.checks import has_flag
+from jaxppo.config.help import as_text, meanings
+from jaxppo.config.sources import setting_names
 from jaxppo.planning.datasets import config as planning
 
 COMMANDS: dict[str, type] = {
@@ -31,7 +32,7 @@ _INTRODUCTION = """\
 # Configuration
 
 Every setting of every command, with its type, its default and what it means. This page is printed by
-`python -m jaxppo.config`; `--help` of a command says the same in the terminal.
+`python -m jaxppo.config`; `--help_all` of a command says the same in the terminal, `--help` what one begins with.
 
 A setting is a flag and, under the same name, a line of a YAML file. What is said last counts:
 
@@ -73,12 +74,25 @@ def _commands() -> str:
 
 
 def _group_section(group: type) -> str:
-    users = [f"`{name}`" for name, command in COMMANDS.items() if group in _groups(command).values()]
-    return f"## {group.__name__}\n\n{_summary(group)} Of {', '.join(users)}.\n\n{_table(group())}"
+    commands = {name: command for name, command in COMMANDS.items() if group in _groups(command).values()}
+    text = f"## {group.__name__}\n\n{_summary(group)} Of {', '.join(f'`{name}`' for name in commands)}.\n\n"
+    text += _table(group(), [spec.name for spec in dataclasses.fields(group) if has_flag(spec)])
+    for name, command in commands.items():
+        unread = [spec.name for spec in dataclasses.fields(group) if spec.name in getattr(command, "UNREAD", ())]
+        if unread:
+            text += f"\n`{name}` has no flags for {', '.join(f'`{setting}`' for setting in unread)}.\n"
+    return text + _in_python(group)
+
+
+def _in_python(settings: type) -> str:
+    """Write the table of those fields of a group or command that have no flags anywhere."""
+    names = [spec.name for spec in dataclasses.fields(settings) if not has_flag(spec)]
+    return f"\nArguments in Python alone:\n\n{_table(settings(), names)}" if names else ""
 
 
 def _command_section(name: str, command: type) -> str:
-    text = f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command())}"
+    text = f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), setting_names(command))}"
+    text += _in_python(command)
     for field, group in _groups(command).items():
         own, usual = getattr(command(), field), group()
         other = [f.name for f in dataclasses.fields(group) if getattr(own, f.name) != getattr(usual, f.name)]
@@ -106,24 +120,15 @@ def _groups(command: type) -> dict[str, Any]:
     return {f.name: f.type for f in dataclasses.fields(command) if dataclasses.is_dataclass(f.type)}
 
 
-def _table(settings: Any) -> str:
-    """Return the settings of one dataclass, groups inside it left out."""
-    meanings = dict(_meanings(type(settings)))
+def _table(settings: Any, names: Collection[str]) -> str:
+    """Return those settings of one dataclass that are named, groups inside it left out."""
+    meaning = meanings(type(settings))
     rows = [
-        f"| `{f.name}` | {_type(f.type)} | {_value(getattr(settings, f.name))} | {meanings[f.name]} |\n"
+        f"| `{f.name}` | {_type(f.type)} | {_value(getattr(settings, f.name))} | {_markdown(meaning[f.name])} |\n"
         for f in dataclasses.fields(settings)
-        if not dataclasses.is_dataclass(f.type)
+        if f.name in names
     ]
     return "| setting | type | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
-
-
-def _meanings(settings: type) -> Iterator[tuple[str, str]]:
-    """Return what the text under each field says, in Markdown."""
-    (definition,) = ast.parse(inspect.getsource(settings)).body
-    assert isinstance(definition, ast.ClassDef)
-    for field, text in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            yield field.target.id, _markdown(str(ast.literal_eval(text.value)))
 
 
 def _markdown(text: str) -> str:
@@ -154,7 +159,7 @@ def _type(annotation: Any) -> str:
 def _value(value: Any) -> str:
     if value is None or value == ():
         return "none"
-    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+    return f"`{as_text(value)}`"
 
 
 def _summary(settings: type) -> str:

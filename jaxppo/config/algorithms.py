@@ -33,7 +33,7 @@ class Algorithm(NamedTuple):
     unused: tuple[str, ...] = ()
 
 
-_CRITIC = ("whiten_rewards", "score_position", "lam_value", "value_warmup_updates")
+_CRITIC = ("whiten_rewards", "score_position")
 _GRPO = ("scale_rewards", "importance_sampling_level", "use_bias_correction_kl")
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -52,7 +52,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         kl="loss",
         num_generations=8,
         min_generations=2,
-        unused=(*_CRITIC, "normalize_advantages", "adap_kl_ctrl", "kl_estimator"),  # its loss has k3
+        unused=(*_CRITIC, "normalize_advantages", "kl_target", "kl_estimator"),  # its loss has k3
     ),
 }
 """`algorithm` -> its row."""

@@ -1,14 +1,21 @@
 """Checks of settings: each raises a `ConfigError` that names the field, what was expected and what came."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.constructors import PrimitiveConstructorSpec
 
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import ConfigError, DataError
+
+Validator = Literal["builtin", "val", "auto"]
+"""Who judges plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
+
+ComputeDtype = Literal["float32", "bfloat16"]
+"""Numbers that a model computes in."""
 
 
 def require(condition: bool, name: str, expected: str, value: object) -> None:
@@ -57,6 +64,16 @@ def require_repo_id(name: str, value: str) -> None:
     """Raise a `ConfigError` unless a value is `user/name` as the Hugging Face hub allows it."""
     well_formed = is_repo_id(value) and value.count("/") == 1
     require(well_formed, name, "user/name, as a repository of the Hugging Face hub", value)
+
+
+def python_only(default: Any) -> Any:
+    """Return a field of a group that no command has a flag for: it is an argument in Python alone."""
+    return dataclasses.field(default=default, metadata={"python_only": True})
+
+
+def has_flag(spec: dataclasses.Field) -> bool:
+    """Return whether commands may have a flag for a field."""
+    return "python_only" not in spec.metadata
 
 
 def choices(names: Collection[str]) -> PrimitiveConstructorSpec[str]:

@@ -4,11 +4,11 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
-from jaxppo.config.checks import require, require_finite, require_positive
+from jaxppo.config.checks import ComputeDtype, Validator, python_only, require, require_finite, require_positive
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.reward import RewardConfig
@@ -23,10 +23,10 @@ class RepairConfig:
     repair_rounds: int = 0
     """After a plan that is not valid the model is told so and asked again, up to so many times; what it says first is
     what every other number is about."""
-    repair_with: Literal["reason", "plan", "nothing"] = "reason"
+    repair_with: Literal["reason", "plan", "nothing"] = python_only("reason")
     """What the model is given when it is asked again: the problem, its plans and what is wrong with them; without what
     is wrong (plan); or the problem alone, as a control, which samples another plan (nothing)."""
-    repair_temperature: float | None = None
+    repair_temperature: float | None = python_only(None)
     """Temperature of the rounds behind the first answer; default: eval_temperature."""
 
     def __post_init__(self) -> None:
@@ -42,6 +42,33 @@ class RepairConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateConfig:
     """Plans on held-out problems, of models or from a file, measured and compared."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset planning-multi",
+        "--model outputs/first/policy",
+        "--plans answers.jsonl",
+        "--pddl_dir instances",
+        "--dataset blocksworld",
+        "--eval_splits test test_longer",
+        "--eval_rows 200",
+        "--response_length 128",
+        "--num_samples 8",
+        "--eval_temperature 0.7",
+        "--compare_with blocksworld-sft",
+        "--output_dir outputs/eval",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "allow_changes",
+        "train_split",
+        "on_error",
+        "partial_scale",
+        "reward_weights",
+        "reward_timeout_s",
+        "sentiment_label",
+        "reward_server_columns",
+    )
+    """Fields of the groups that this command has no flags for."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -73,14 +100,13 @@ class EvaluateConfig:
     """Name of what is compared with."""
     num_samples: int = 1
     """Answers of each model to each row, for pass@k and the number of different plans; more need eval_temperature."""
-    decoder: Literal["plain", "applicable", "reground"] = "plain"
-    """How plans are written: by the model alone; with nothing but actions that apply, or the end (applicable); or one
-    action at a time, the model being asked again from the state behind it until the goal holds (reground)."""
-    allow_missing_plans: bool = False
-    """A row without a plan in a file counts as failed, instead of being an error."""
-    allow_unknown_plans: bool = False
-    """Plans in a file whose row is in none of eval_splits are passed over, instead of being an error."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    decoder: Literal["plain", "reground"] = "plain"
+    """How plans are written: by the model alone, or one action at a time, the model being asked again from the state
+    after it until the goal holds (reground)."""
+    allow_unmatched_plans: bool = False
+    """With a file of plans: a row without a plan counts as failed, and a plan whose row is in none of eval_splits is
+    passed over, instead of being errors."""
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; logits are float32 in any case."""
     response_length: int = 72
     """Most tokens of a completion; the default is that of the default run."""
@@ -88,7 +114,7 @@ class EvaluateConfig:
     """A completion ends with this token alone; default: as in training (stop_token)."""
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these strings."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = python_only(1.0)
     """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied (CTRL)."""
 
     def __post_init__(self) -> None:
@@ -153,8 +179,8 @@ class EvaluateConfig:
             functions = self.reward.reward_funcs
             require(functions == ("plan",), "reward_funcs", "plan alone with plans or compare_with", functions)
         self._check_answers()
-        for name in ("allow_missing_plans", "allow_unknown_plans"):
-            require(reads_plans or not getattr(self, name), name, "False without a file of plans", True)
+        allowed = self.allow_unmatched_plans
+        require(reads_plans or not allowed, "allow_unmatched_plans", "False without a file of plans", allowed)
         require(
             compares or self.compare_label is None, "compare_label", "None without compare_with", self.compare_label
         )
@@ -164,8 +190,8 @@ class EvaluateConfig:
     def _check_answers(self) -> None:
         if self.judges_answers:
             require(self.compare_with is None, "compare_with", "none with files of answers", self.compare_with)
-            for name in ("allow_missing_plans", "allow_unknown_plans"):
-                require(not getattr(self, name), name, "False with files of answers", True)
+            allowed = self.allow_unmatched_plans
+            require(not allowed, "allow_unmatched_plans", "False with files of answers", allowed)
             rows = self.evaluation.eval_rows
             require(rows is None, "eval_rows", "none with files of answers, which are all judged", rows)
             return
@@ -234,7 +260,7 @@ class RewardServerConfig:
     config: str | None = None
     """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    validator: Literal["builtin", "val", "auto"] = "builtin"
+    validator: Validator = "builtin"
     """Who judges plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     host: str = "127.0.0.1"
     """Address to listen on; one that other machines can reach needs a token in JAXPPO_REWARD_TOKEN."""

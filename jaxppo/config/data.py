@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import JsonMapping, require, require_mapping, require_positive
+from jaxppo.config.checks import JsonMapping, python_only, require, require_mapping, require_positive
 
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
@@ -20,6 +21,16 @@ SHUFFLE_BUFFER_SIZE = 10000
 
 STREAM = "stream:"
 """What the name of an endless data set starts with."""
+
+SPLITS = ("train", "rl", "test", "test_longer")
+"""Splits of generated data."""
+
+USUAL_PARTS = {
+    "sizes": {"train": "3:2000,4:6000,5:24000", "rl": "5:400,6:2600", "test": "4:40,5:400", "test_longer": "6:1024"},
+    "stream_lengths": {"train": "1-10", "test_longer": "12-20"},
+    "stream_rows": {"rl": "500", "test": "50"},
+}
+"""Settings that say KEY=VALUE of each split or domain, of which a file or flag may change some: their defaults."""
 
 TOKENIZER_ARGUMENTS = ("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
 TOKENIZER_ARGUMENTS += ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
@@ -51,31 +62,20 @@ class DataConfig:
     data_seed: int = 0
     """Seed of the built-in problem generators, and of the rows that eval_rows chooses (apart from --seed, so that runs
     share their problems)."""
-    train_sizes: str = "3:2000,4:6000,5:24000"
-    """Built-in domains: blocks:problems of split `train` (supervised warm start)."""
-    rl_sizes: str = "5:400,6:2600"
-    """Built-in domains: blocks:problems of split `rl`."""
-    test_sizes: str = "4:40,5:400"
-    """Built-in domains: blocks:problems of split `test` (same sizes as `train`, no shared problem)."""
-    test_longer_sizes: str = "6:1024"
-    """Built-in domains: blocks:problems of split `test_longer` (more blocks than `train`)."""
-    stream_sizes: tuple[str, ...] = ()
-    """Streams: sizes as DOMAIN:LOW-HIGH, such as blocksworld:2-6; docs/datasets.md says what a size counts. Default:
-    the smaller half of the generator's training sizes."""
-    stream_lengths: str = "1-10"
-    """Streams: lengths of shortest plans in train, rl and test."""
-    stream_rl_lengths: str | None = None
-    """Streams: lengths of shortest plans in rl, and of those that --augment states begins; default: stream_lengths."""
-    stream_long_lengths: str = "12-20"
-    """Streams: lengths of shortest plans in test_longer."""
-    stream_problems: int | None = None
-    """Streams: problems of each domain in train, which then come again: in another order and so with other numbers, or,
-    where objects are not numbered, as `--augment` says. Solving is what takes the time, so many more rows come in a
-    second. Default: endless. Commands other than sft need it for train, and get each problem once."""
-    stream_rl_rows: int = 500
-    """Streams: rows of split rl for each domain, built on first use and cached like the next ones."""
-    stream_test_rows: int = 50
-    """Streams: rows of test and of test_longer for each domain."""
+    sizes: tuple[str, ...] = ()
+    """Sizes of generated problems. blocksworld: SPLIT=BLOCKS:ROWS,..., such as train=3:2000,4:6000 (train, rl, test,
+    test_longer, which has more blocks than train). Streams: DOMAIN=LOW-HIGH, such as blocksworld=2-6; docs/datasets.md
+    says what a size counts, and the default is the smaller half of the generator's training sizes. What is not named
+    stays as the preset or the default has it: train=3:2000,4:6000,5:24000 rl=5:400,6:2600 test=4:40,5:400
+    test_longer=6:1024."""
+    stream_lengths: tuple[str, ...] = ()
+    """Streams: lengths of shortest plans, SPLIT=LOW-HIGH: train (test has the same) 1-10, test_longer 12-20, and rl,
+    which are also those that --augment states begins; default of rl: those of train."""
+    stream_rows: tuple[str, ...] = ()
+    """Streams: problems of each domain, SPLIT=NUMBER: rl 500 and test (also those of test_longer) 50, made on first use
+    and cached; train: those that come again, in another order and so with other numbers, or, where objects are not
+    numbered, as --augment says. train is endless by default for sft; other commands need its number, and get each
+    problem once."""
     prompt_column: str = "prompt"
     """Column of the prompts in data that are no planning problems, such as `text`."""
     min_prompt_characters: int = 0
@@ -111,8 +111,10 @@ class DataConfig:
             require(not self.use_chat_template, "use_chat_template", expected, self.use_chat_template)
             expected = "0 with input_max_text_length: text to be continued has no examples"
             require(self.n_shots == 0, "n_shots", expected, self.n_shots)
-        for name in ("train_sizes", "rl_sizes", "test_sizes", "test_longer_sizes"):
-            parse_sizes(getattr(self, name), name)
+        for name, parts in USUAL_PARTS.items():
+            object.__setattr__(self, name, with_usual_parts(name, parts, getattr(self, name)))
+        for split in SPLITS:
+            parse_sizes(self.part("sizes", split) or "", "sizes")
         self._check_stream()
         if self.max_prompt_length is not None:
             require_positive(self, "max_prompt_length")
@@ -122,18 +124,41 @@ class DataConfig:
         require(least >= 0, "min_prompt_characters", "an integer of at least 0", least)
 
     def _check_stream(self) -> None:
-        require_positive(self, "stream_rl_rows", "stream_test_rows")
-        problems = self.stream_problems
-        require(problems is None or problems > 0, "stream_problems", "None or a number above 0", problems)
+        for word in self.stream_rows:
+            fits = re.fullmatch(r"(train|rl|test)=[1-9]\d*", word) is not None
+            require(fits, "stream_rows", "SPLIT=NUMBER of train, rl or test", word)
+        for word in self.stream_lengths:
+            fits = re.fullmatch(r"(train|rl|test_longer)=.*", word) is not None
+            require(fits, "stream_lengths", "SPLIT=LOW-HIGH of train, rl or test_longer", word)
         if self.stream_domains is None:
-            for spec in dataclasses.fields(self):
-                value, expected = getattr(self, spec.name), f"{spec.default} unless dataset is a stream"
-                require(not spec.name.startswith("stream_") or value == spec.default, spec.name, expected, value)
+            for name in ("stream_lengths", "stream_rows"):
+                usual, value = with_usual_parts(name, USUAL_PARTS[name], ()), getattr(self, name)
+                require(value == usual, name, "nothing unless dataset is a stream", value)
         else:
             expected = "False with a stream, whose prompts are not known before"
             require(not self.filter_overlong_prompts, "filter_overlong_prompts", expected, True)
             require(self.n_shots == 0, "n_shots", "0 with a stream, whose split train is endless", self.n_shots)
             require(self.dataset_config is None, "dataset_config", "none with a stream", self.dataset_config)
+
+    def part(self, name: str, key: str) -> str | None:
+        """Return what `sizes`, `stream_lengths` or `stream_rows` say of a split or domain; None: nothing."""
+        return dict(word.split("=", 1) for word in getattr(self, name)).get(key)
+
+    @property
+    def domain_sizes(self) -> tuple[str, ...]:
+        """Sizes of a stream's problems as DOMAIN:LOW-HIGH, without the domains of which nothing is said."""
+        words = (word.split("=", 1) for word in self.sizes)
+        return tuple(f"{name}:{span}" for name, span in words if name not in SPLITS)
+
+    def lengths_of(self, split: str) -> str | None:
+        """Return the lengths of a stream's plans in a split; None for a split that a stream does not have."""
+        key = {"test": "train", "rl": "rl" if self.part("stream_lengths", "rl") else "train"}.get(split, split)
+        return self.part("stream_lengths", key)
+
+    def rows_of(self, split: str) -> int | None:
+        """Return how many problems of each domain of a stream are in a split; None: endless."""
+        rows = self.part("stream_rows", split if split in ("train", "rl") else "test")
+        return None if rows is None else int(rows)
 
     @property
     def longest_prompt(self) -> int | None:
@@ -210,7 +235,7 @@ class StreamingConfig:
     streaming: bool = False
     """Read the rows of train_split as they are needed, not all of them before the first step, for data larger than
     memory: a file of a folder, or whatever the `datasets` library streams. total_episodes says how long the run is."""
-    shuffle_buffer_size: int = SHUFFLE_BUFFER_SIZE
+    shuffle_buffer_size: int = python_only(SHUFFLE_BUFFER_SIZE)
     """With streaming: how many rows are held and shuffled at a time; 1 leaves those of a file in their order."""
 
     def __post_init__(self) -> None:
@@ -229,6 +254,21 @@ class StreamingConfig:
         require(data.n_shots == 0, "n_shots", "0 with streaming, as examples come from all rows", data.n_shots)
         cut = data.input_max_text_length
         require(cut is None, "input_max_text_length", "None with streaming, as lengths are drawn for all rows", cut)
+
+
+def with_usual_parts(name: str, usual: Mapping[str, str], words: Sequence[str]) -> tuple[str, ...]:
+    """Return words KEY=VALUE with those that are not said, in one order; of a key that comes twice the last counts.
+
+    Raises:
+        ConfigError: a word is none such.
+    """
+    parts = dict(usual)
+    for word in words:
+        key, equals, value = word.partition("=")
+        require(bool(key and equals and value), name, "KEY=VALUE", word)
+        parts[key] = value
+    order = dict.fromkeys(key for key in (*SPLITS, *parts) if key in parts)
+    return tuple(f"{key}={parts[key]}" for key in order)
 
 
 def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:

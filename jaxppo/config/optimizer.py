@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class OptimizerConfig:
     """Decay to 0 over the run, after the warm-up."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises; that of the first is the peak divided by them."""
-    adam_beta1: float = 0.9
+    adam_beta1: float = python_only(0.9)
     """Decay of Adam's first moment."""
     adam_beta2: float = 0.999
     """Decay of Adam's second moment."""
@@ -53,10 +53,10 @@ class PeftConfig:
     """Rank."""
     lora_alpha: float = 32.0
     """The adapter's product is multiplied by lora_alpha / lora_r."""
-    lora_target_modules: tuple[str, ...] | None = None
+    lora_target_modules: tuple[str, ...] | None = python_only(None)
     """Linear layers with an adapter, by the end of their name in transformers (query_key_value, mlp.c_fc); default: all
     of the trunk."""
-    use_rslora: bool = False
+    use_rslora: bool = python_only(False)
     """Multiply by lora_alpha / sqrt(lora_r) instead."""
     lora_path: str | None = None
     """PEFT folder to start the language model's adapter from; its shape takes the place of the settings above."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +13,7 @@ class RewardConfig:
 
     reward_funcs: tuple[str, ...] = ("plan",)
     """Functions of the sum: plan (1 if the plan is valid, else partial), model (a learned reward model), server (asked
-    over HTTP), sentiment (a text classifier), soft_overlong_punishment (DAPO's, for completions near response_length),
-    or module:function in TRL's calling convention."""
+    over HTTP), sentiment (a text classifier), or module:function in TRL's calling convention."""
     reward_weights: tuple[float, ...] | None = None
     """Weight of each function; default: 1."""
     partial: Literal["lccs", "lcs", "prefix", "goal"] = "lccs"
@@ -24,14 +23,9 @@ class RewardConfig:
     """lccs, lcs and prefix are divided by the length of the longer plan, the reference, or the predicted plan."""
     partial_scale: float = 1.0
     """Factor of what an invalid plan earns."""
-    length_penalty: float = 0.0
-    """A valid plan of cost C earns 1 - length_penalty (1 - min(1, C*/C)), C* being the reference's cost."""
-    reward_level: Literal["outcome", "step"] = "outcome"
-    """step: plan gives each action its part at its last token: progress along the reference, 0 for what leads nowhere,
-    the rest where the plan breaks or ends. The parts add up to what outcome gives at the end, whatever partial is."""
-    val_timeout_s: float = 30.0
+    val_timeout_s: float = python_only(30.0)
     """A VAL process that runs longer is killed, and the plan counts as not valid."""
-    audit_rate: float | None = None
+    audit_rate: float | None = python_only(None)
     """Fraction of the plans judged in this process that VAL judges again; default: 0.01 where VAL is installed."""
     reward_model_path: str | None = None
     """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base."""
@@ -43,30 +37,27 @@ class RewardConfig:
     """Text classification folder or hub id of `sentiment`."""
     sentiment_label: str = "POSITIVE"
     """The label whose raw logit is the reward."""
-    soft_punish_cache: int | None = None
-    """Tokens before response_length over which soft_overlong_punishment falls from 0 to -1."""
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
     for each of up to four attempts to ask the server (default 30)."""
-    reward_workers: int = 2
+    reward_workers: int = python_only(2)
     """Processes of each module:function that has a time limit."""
     on_error: Literal["stop", "skip"] | float = "stop"
     """A completion whose reward function fails stops the run, is left out of the update, or gets this reward."""
-    on_timeout: Literal["stop", "skip"] | float = "skip"
+    on_timeout: Literal["stop", "skip"] | float = python_only("skip")
     """The same for a completion that takes too long."""
-    reward_cache_size: int | None = None
+    reward_cache_size: int | None = python_only(None)
     """Results that every function keeps for repeated completions of a prompt; default: 10000 for plan, and 0 for a
     module:function, which may look at the whole batch or draw numbers."""
 
     def __post_init__(self) -> None:
         require_positive(self, "val_timeout_s", "reward_workers")
-        require_fraction(self, "partial_scale", "length_penalty")
+        require_fraction(self, "partial_scale")
         if self.audit_rate is not None:
             require_fraction(self, "audit_rate")
-        for name in ("reward_timeout_s", "soft_punish_cache"):
-            if getattr(self, name) is not None:
-                require_positive(self, name)
-                require_finite(self, name)
+        if self.reward_timeout_s is not None:
+            require_positive(self, "reward_timeout_s")
+            require_finite(self, "reward_timeout_s")
         require((self.reward_cache_size or 0) >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
         for name in ("on_error", "on_timeout"):
             value = getattr(self, name)
@@ -84,12 +75,6 @@ class RewardConfig:
         if weights is not None:
             require(len(weights) == len(functions), "reward_weights", f"{len(functions)} numbers", weights)
             require(all(map(math.isfinite, weights)), "reward_weights", "finite numbers", weights)
-        has_steps = self.reward_level == "outcome" or "plan" in functions
-        expected = "outcome without plan in reward_funcs: the other functions of ours have no steps"
-        require(has_steps, "reward_level", expected, self.reward_level)
-        most = 1.0 - self.length_penalty
-        expected = f"at most 1 - length_penalty = {most:g}, so that no invalid plan earns more than a valid one"
-        require(self.partial_scale <= most, "partial_scale", expected, self.partial_scale)
 
     @property
     def judges_plans(self) -> bool:
@@ -100,6 +85,5 @@ class RewardConfig:
         """Return the validator that must understand the data where this one judges plans; None if none are judged."""
         if not self.judges_plans:
             return None
-        # VAL does not say how far a plan gets, nor what a reference costs, nor the states on the way.
-        needs_states = self.partial in ("prefix", "goal") or self.reward_level == "step"
-        return "builtin" if needs_states or self.length_penalty else validator
+        # VAL does not say how far a plan gets.
+        return "builtin" if self.partial in ("prefix", "goal") else validator

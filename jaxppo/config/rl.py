@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm, Level, LossType
-from jaxppo.config.checks import choices, require, require_choice, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import (
+    choices,
+    python_only,
+    require,
+    require_choice,
+    require_finite,
+    require_fraction,
+    require_positive,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +34,6 @@ class RLConfig:
     async_rollouts: int = 0
     """1: sample the next batch while the host computes the rewards of this one, with the policy before its update: one
     step off-policy. 0: every batch comes from the newest policy."""
-    dynamic_sampling: bool = False
-    """Put groups of other prompts in the place of those whose completions all have one score, as in DAPO: a batch is
-    sampled for them, again and again up to max_resample times."""
-    max_resample: int = 3
-    """Most batches that dynamic_sampling samples for an update beside its own."""
     gradient_accumulation_steps: int | None = None
     """Micro-batches that a mini-batch is cut into to save memory; the optimizer step is the same. Default: on
     accelerators as few as leave a fifth of a device free, on a CPU as many as keep a layer's activations in its
@@ -67,18 +70,10 @@ class RLConfig:
     """Discount per token."""
     lam: float = 0.95
     """GAE's lambda."""
-    lam_value: float | None = None
-    """ppo: lambda of the returns that values learn, where it is not lam. 1.0 lets a score at the end reach the values
-    of the first tokens whole (decoupled GAE of VC-PPO and VAPO)."""
-    value_warmup_updates: int = 0
-    """ppo: updates at the start in which the value model alone learns, from returns with lambda 1."""
     positive_nll: float = 0.0
     """Weight of the negative log-likelihood of completions whose score is 1 or more (VAPO), mean over their tokens."""
     top_entropy_quantile: float = 1.0
     """ppo, grpo: share of tokens, those of the highest entropy, that the policy learns from; TRL and the paper: 0.2."""
-    importance_cap: float | None = None
-    """Weigh the policy's loss by the ratio of recomputed to sampled probability, at most this (truncated importance
-    sampling); needs logprobs recompute. Default: no weights."""
     score_position: Literal["last", "after"] = "last"
     """Where the score is added: to the last token (TRL 0.11), or to the state behind it where response_length leaves
     room, which then has a value of its own (TRL's later PPOTrainer)."""
@@ -94,10 +89,9 @@ class RLConfig:
     kl_estimator: Literal["k1", "k2", "k3", "abs", "mse", "full"] = "k1"
     """Per-token KL: k1 = logp - ref, k2 = mse = k1^2 / 2, k3 = exp(-k1) - 1 + k1 (Schulman 2020), abs = |k1|, or full:
     exact over the vocabulary."""
-    adap_kl_ctrl: bool = False
-    """Adapt kl_coef so that the KL per completion approaches kl_target (Ziegler et al. 2019)."""
     kl_target: float | None = None
-    """KL per completion to steer to, in nats (TRL 0.11: 6)."""
+    """KL per completion, in nats, that kl_coef is adapted to (Ziegler et al. 2019; TRL 0.11: adap_kl_ctrl with a target
+    of 6); default: kl_coef stays."""
     kl_horizon: int = 10000
     """Completions over which kl_coef adapts."""
     missing_eos_penalty: float | None = None
@@ -114,7 +108,7 @@ class RLConfig:
     """Leave out the rest of an update once the policy has moved by more than 1.5 target_kl."""
     target_kl: float = 1.0
     """Nats per token, for early_stopping."""
-    logprobs: Literal["sampler", "recompute"] | None = None
+    logprobs: Literal["sampler", "recompute"] | None = python_only(None)
     """Old log-probabilities: those kept by the sampler (default with dtype float32), or recomputed by the scoring
     program (default with bfloat16, where one pass over a completion and its steps round differently)."""
 
@@ -122,23 +116,15 @@ class RLConfig:
         require_choice(self, "algorithm", ALGORITHMS)
         require_positive(self, "num_ppo_epochs", "num_mini_batches", "target_kl")
         require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
-        require(self.max_resample > 0, "max_resample", "at least 1", self.max_resample)
-        if self.dynamic_sampling:
-            expected = "False with async_rollouts, whose batches are sampled before the scores are there"
-            require(not self.async_rollouts, "dynamic_sampling", expected, True)
-            require(self.group_size > 1, "num_generations", "at least 2 with dynamic_sampling", self.num_generations)
         require(self.async_rollouts in (0, 1), "async_rollouts", "0 or 1", self.async_rollouts)
         require_fraction(self, "gamma", "lam")
         require_finite(self, "kl_coef", "vf_coef", "entropy_coef", "positive_nll")
-        if self.lam_value is not None:
-            require_fraction(self, "lam_value")
-        require(self.value_warmup_updates >= 0, "value_warmup_updates", "at least 0", self.value_warmup_updates)
         share = self.top_entropy_quantile
         require(0.0 < share <= 1.0, "top_entropy_quantile", "a share above 0, at most 1", share)
         if self.ratio_threshold is not None:
             require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
         rows = ("gradient_accumulation_steps", "local_rollout_forward_batch_size")
-        for name in ("cliprange_high", "delta", "kl_target", "importance_cap", *rows):
+        for name in ("cliprange_high", "delta", "kl_target", *rows):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         if self.missing_eos_penalty is not None:
@@ -156,11 +142,8 @@ class RLConfig:
             require(increasing, "reward_clip_range", "two finite numbers, the lower one first", self.reward_clip_range)
 
     def _check_kl(self) -> None:
-        if self.adap_kl_ctrl:
-            require(self.kl_target is not None, "kl_target", "a number above 0 with adap_kl_ctrl", self.kl_target)
-            require(self.kl_coef > 0, "kl_coef", "a number above 0 with adap_kl_ctrl", self.kl_coef)
-        else:
-            require(self.kl_target is None, "kl_target", "None without adap_kl_ctrl", self.kl_target)
+        if self.kl_target is not None:
+            require(self.kl_coef > 0, "kl_coef", "a number above 0 with kl_target", self.kl_coef)
 
     def _check_algorithm(self) -> None:
         least, given = self.row.min_generations, f"with algorithm {self.algorithm}"

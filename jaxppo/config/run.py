@@ -2,12 +2,16 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxppo.config.checks import require, require_positive
 from jaxppo.errors import ConfigError
+
+_PROCESS = re.compile(r"(?P<address>[^,]+:\d+)(,(?P<number>\d+)/(?P<count>\d+))?")
+"""`coordinator_address`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +48,8 @@ class RunConfig:
     """Join the other processes of this run, as SLURM, Open MPI, Kubernetes or a TPU slice started them, or as the
     variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say (docs/scaling.md)."""
     coordinator_address: str | None = None
-    """HOST:PORT of the first process, which the others connect to; implies --distributed."""
-    num_processes: int | None = None
-    """Processes of this run; with --coordinator_address, where the cluster does not say."""
-    process_id: int | None = None
-    """Number of this process, from 0; with --coordinator_address, where the cluster does not say."""
-    connect_timeout_s: int = 120
-    """Seconds that a process waits for the others at the start."""
+    """HOST:PORT of the first process, which the others connect to, and, where the cluster does not say so, the number
+    of this process (from 0) and of all: HOST:PORT,NUMBER/COUNT. It implies --distributed."""
     quiet: bool = False
     """Print results and warnings only."""
 
@@ -58,15 +57,9 @@ class RunConfig:
         require(0 <= self.seed < 2**32, "seed", "an integer in [0, 2^32)", self.seed)
         address = self.coordinator_address
         if address is not None:
-            host, _, port = address.rpartition(":")
-            require(bool(host) and port.isdecimal(), "coordinator_address", "HOST:PORT", address)
-        for name in ("num_processes", "connect_timeout_s"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, "an integer >= 1", value)
-        if self.process_id is not None:
-            expected = f"an integer in [0, num_processes={self.num_processes})"
-            fits = self.num_processes is not None and 0 <= self.process_id < self.num_processes
-            require(fits, "process_id", expected, self.process_id)
+            match = _PROCESS.fullmatch(address)
+            fits = match is not None and (match["number"] is None or int(match["number"]) < int(match["count"]))
+            require(fits, "coordinator_address", "HOST:PORT, or HOST:PORT,NUMBER/COUNT with NUMBER < COUNT", address)
         if self.target is not None:
             require(self.dry_run, "target", "--dry_run with it", self.target)
             require(self.parallel != "pmap", "parallel", "shard_map or fsdp with target", self.parallel)
@@ -80,6 +73,15 @@ class RunConfig:
     def is_distributed(self) -> bool:
         """Whether there are other processes to connect to."""
         return self.distributed or self.coordinator_address is not None
+
+    @property
+    def process(self) -> tuple[str | None, int | None, int | None]:
+        """HOST:PORT of the first process, number of this one, and number of all; None where only the cluster knows."""
+        match = _PROCESS.fullmatch(self.coordinator_address or "")
+        if match is None:
+            return None, None, None
+        number, count = match["number"], match["count"]
+        return match["address"], None if number is None else int(number), None if count is None else int(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,8 @@ class LoopConfig:
     metric_for_best_model: str | None = None
     """Keep, beside the latest, the checkpoint with the best value of this metric, e.g. eval/test_longer/validity (then
     each evaluated update is saved) or objective/scores; `none` for none. Default: with eval_steps, where plans are
-    judged, eval/<split>/validity of headline_split (sft: of the first of eval_splits); otherwise none."""
-    greater_is_better: bool = True
-    """Whether the best value of metric_for_best_model is the highest."""
+    judged, eval/<split>/validity of headline_split (sft: of the first of eval_splits); otherwise none. Of a loss the
+    lowest value is the best, of all others the highest."""
     report_to: tuple[str, ...] = ("tensorboard",)
     """Where metrics and samples go beside metrics.jsonl and samples.jsonl: tensorboard (files in the run folder), wandb
     (pip install 'jaxppo[tracking]'), both, or none."""
@@ -107,9 +108,7 @@ class LoopConfig:
         trackers = self.report_to
         fits = 0 < len(trackers) == len(set(trackers)) and (len(trackers) == 1 or "none" not in trackers)
         require(fits, "report_to", "trackers, each once, or none alone", trackers)
-        if self.best_metric is None:
-            require(self.greater_is_better, "greater_is_better", "True without metric_for_best_model", False)
-        elif self._evaluates_best:
+        if self._evaluates_best:
             require(self.eval_steps is not None, "eval_steps", "a number with metric_for_best_model eval/...", None)
         for name in ("save_steps", "eval_steps"):
             value = getattr(self, name)
@@ -121,6 +120,11 @@ class LoopConfig:
     def best_metric(self) -> str | None:
         """The metric that the best checkpoint is chosen by, or None."""
         return None if self.metric_for_best_model == "none" else self.metric_for_best_model
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Whether the best value of `best_metric` is the highest."""
+        return not (self.best_metric or "").endswith("loss")
 
     def with_best_metric(self, default: str) -> "LoopConfig":
         """Return these settings with a default `metric_for_best_model`, where it is evaluated and none was named."""

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import require, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class SamplingConfig:
     """Sample among tokens at least this times as likely as the most likely one."""
     repetition_penalty: float = 1.0
     """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied (CTRL)."""
-    drop_ended_rows: bool | None = None
+    drop_ended_rows: bool | None = python_only(None)
     """Go on with half of the rows as soon as fewer are still to be continued, and so on: a step then reads less of the
     cache. Each row keeps its random numbers, but products of fewer rows may be rounded differently. Default: on
     accelerators; on a CPU it saves little and takes more programs to compile."""
@@ -87,7 +87,7 @@ class EvalConfig:
     eval_rows: int | None = None
     """The command evaluate, and evaluations every eval_steps, look at no more than this many rows of each split: always
     the same ones, as many of each domain as can be. Those before and after training look at all. Default: all."""
-    length_edges: tuple[int, ...] = (0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+    length_edges: tuple[int, ...] = python_only((0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129))
     """Lengths of the reference plan at which the bins of the results begin; the last bin has no end."""
 
     def __post_init__(self) -> None:

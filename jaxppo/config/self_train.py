@@ -1,9 +1,9 @@
 """The settings of `python -m jaxppo.self_train`."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from jaxppo.config.checks import require, require_divisible, require_finite, require_positive
+from jaxppo.config.checks import ComputeDtype, Validator, require, require_divisible, require_finite, require_positive
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig
@@ -16,6 +16,53 @@ from jaxppo.config.sampling import EvalConfig, SamplingConfig
 class SelfTrainConfig:
     """Self-training on planning problems: sample plans, keep the valid ones, learn from them, and again."""
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset tiny",
+        "--sft_model_path blocksworld-sft",
+        "--dataset blocksworld",
+        "--num_rounds 3",
+        "--num_generations 4",
+        "--total_episodes 15360",
+        "--temperature 1.0",
+        "--response_length 72",
+        "--sft_episodes 12800",
+        "--learning_rate 1e-3",
+        "--output_dir outputs/rounds",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "value_learning_rate",
+        "adam_beta2",
+        "number_objects",
+        "eval_validator",
+        "eval_top_k",
+        "eval_top_p",
+        "hub_private",
+        "target",
+        "metric_for_best_model",
+        "output_min_length",
+        "min_p",
+        "stop_token",
+        "input_min_text_length",
+        "input_max_text_length",
+        "prompt_column",
+        "min_prompt_characters",
+        "reward_funcs",
+        "reward_weights",
+        "partial",
+        "normalise_by",
+        "partial_scale",
+        "reward_model_path",
+        "reward_server_url",
+        "reward_server_columns",
+        "sentiment_model_path",
+        "sentiment_label",
+        "reward_timeout_s",
+        "on_error",
+    )
+    """Fields of the groups that this command has no flags for."""
+
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
@@ -27,12 +74,12 @@ class SelfTrainConfig:
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from: a Hugging Face folder, a hub id (user/name or user/name@revision), or a shipped model
     (`blocksworld-sft`, `planning-multi-sft`)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
     deep models and long texts, for up to a third more arithmetic in learning."""
-    validator: Literal["builtin", "val", "auto"] = "builtin"
+    validator: Validator = "builtin"
     """Who judges the sampled plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     num_rounds: int = 3
     """Rounds of sampling, keeping, learning and evaluating."""

@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -20,7 +21,10 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 import yaml
 
-from jaxppo.config.checks import JsonMapping, require
+from jaxppo.config.checks import JsonMapping, has_flag, require
+from jaxppo.config.data import USUAL_PARTS
+from jaxppo.config.gone import GONE, renewed
+from jaxppo.config.help import show_help
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import parse_yaml
 from jaxppo.config.redact import REDACTED, redact
@@ -34,9 +38,6 @@ PLACES = (
     "attention",
     "distributed",
     "coordinator_address",
-    "num_processes",
-    "process_id",
-    "connect_timeout_s",
 )
 """Settings that say on which devices a run is carried out; its numbers do not depend on them."""
 
@@ -108,10 +109,22 @@ def flatten(config: Any) -> dict[str, Any]:
     return flat
 
 
+def fields_of(config_class: Any) -> dict[str, dataclasses.Field]:
+    """Return every field of a class of configurations and its groups by its name, in the order of `flatten`."""
+    fields: dict[str, dataclasses.Field] = {}
+    for spec in dataclasses.fields(config_class):
+        fields.update(fields_of(spec.type) if dataclasses.is_dataclass(spec.type) else {spec.name: spec})
+    return fields
+
+
 def setting_names(config_class: Any) -> list[str]:
-    """List the names of the fields of a class of configurations and its groups, as `flatten` gives them."""
-    groups = ((spec, dataclasses.is_dataclass(spec.type)) for spec in dataclasses.fields(config_class))
-    return [name for spec, is_group in groups for name in (setting_names(spec.type) if is_group else [spec.name])]
+    """List the flags of a command, which are the keys of its YAML files, too.
+
+    The other fields are arguments in Python: those of `python_only`, and those of shared groups that the command does
+    not read (`UNREAD`).
+    """
+    unread = getattr(config_class, "UNREAD", ())
+    return [name for name, spec in fields_of(config_class).items() if has_flag(spec) and name not in unread]
 
 
 def replace(config: Config, /, **changes: Any) -> Config:
@@ -120,11 +133,100 @@ def replace(config: Config, /, **changes: Any) -> Config:
     Raises:
         ConfigError: a name that no group has, or a value that a group rejects.
     """
-    unknown = sorted(set(changes) - set(flatten(config)))
-    if unknown:
-        hint = _hint(unknown[0], flatten(config))
-        raise ConfigError(f"{shown(unknown[0])}: expected the name of a setting, got {unknown[0]!r}{hint}")
-    return _replace_known(config, changes)
+    fields = fields_of(type(config))
+    for name in sorted(changes.keys() - fields.keys()):
+        raise ConfigError(f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, fields)}")
+    types = {name: fields[name].type for name in changes}
+    return _rebuilt(config, _parsed(types, {}, changes, [], "replace"))
+
+
+def _rebuilt(config: Any, changes: Mapping[str, Any]) -> Any:
+    """Return a copy of a configuration, or of a group, with fields changed."""
+    kwargs = {}
+    for spec in dataclasses.fields(config):
+        value = getattr(config, spec.name)
+        kwargs[spec.name] = (
+            _rebuilt(value, changes) if dataclasses.is_dataclass(value) else changes.get(spec.name, value)
+        )
+    return type(config)(**kwargs)
+
+
+def _parsed(
+    types: Mapping[str, Any], defaults: Mapping[str, Any], values: Mapping[str, Any], flags: list[str], prog: str
+) -> dict[str, Any]:
+    """Read values of files and flags, in one go, as the types of their settings.
+
+    Args:
+        types: of the settings that may be given.
+        defaults: of those that need not be given.
+        values: as a YAML file or Python has them.
+        flags: a command line, which goes over the values.
+        prog: the command, for messages.
+
+    Raises:
+        ConfigError: a value or flag that does not fit; the message names it.
+    """
+    # A mapping is checked by the configuration itself, whatever it is.
+    mappings = {n: v for n, v in values.items() if types[n] == JsonMapping and not isinstance(v, str)}
+    words = {name: _as_words(name, v, types[name]) for name, v in values.items() if name not in mappings}
+    settings = _class_of(types, {**defaults, **mappings})
+    try:
+        read = _with_tyro(settings, [word for each in words.values() for word in each] + flags, prog)
+    except _BadFlag:
+        for name, own in words.items():  # tyro does not say where a word is from
+            _check_alone(name, types[name], values[name], own)
+        raise
+    return {name: getattr(read, name) for name in types}
+
+
+def _class_of(types: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
+    """Return a flat dataclass of settings, for tyro."""
+    specs: list[Any] = []
+    for name, annotation in types.items():
+        if name in defaults or annotation is bool:  # a switch without a default would be no switch
+            default = dataclasses.field(default_factory=partial(defaults.get, name, False))
+            specs.append((name, annotation, default))
+        else:
+            specs.append((name, annotation))
+    return dataclasses.make_dataclass("Settings", specs, kw_only=True)
+
+
+class _BadFlag(ConfigError):
+    """What tyro says of a command line."""
+
+
+def _with_tyro(config_class: Any, words: list[str], prog: str, default: Any = tyro.MISSING_NONPROP) -> Any:
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(config_class, args=words, default=default, prog=prog, use_underscores=True)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise _BadFlag(_one_line(messages.getvalue())) from None
+
+
+def _check_alone(name: str, annotation: Any, value: Any, words: list[str]) -> None:
+    """Raise a `ConfigError` that names a setting unless its own words can be read."""
+    try:
+        _with_tyro(_class_of({name: annotation}, {}), words, name)
+    except _BadFlag:
+        raise ConfigError(f"{name}: expected {_kind(annotation)}, got {value!r}") from None
+
+
+def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
+    """Return the flag that says a value of a file; raise a `ConfigError` for one that no flag can say."""
+    if bool in (annotation, *get_args(annotation)) and str(value).lower() in _SWITCH_WORDS:
+        value = _SWITCH_WORDS[str(value).lower()]
+    try:
+        _check_kind(value, annotation)
+    except TypeError:
+        raise ConfigError(f"{name}: expected {_kind(annotation)}, got {value!r}") from None
+    if annotation is bool and isinstance(value, bool):
+        return [f"--{name}" if value else f"--no_{name}"]
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}={value}"]
 
 
 def _hint(name: str, known: Collection[str]) -> str:
@@ -136,34 +238,6 @@ def _hint(name: str, known: Collection[str]) -> str:
     if ours not in known:
         return ", which has no setting here (docs/from_trl.md)"
     return f", did you mean {ours!r}? It is not the same to the letter (docs/from_trl.md)"
-
-
-def _replace_known(config: Any, changes: dict[str, Any]) -> Any:
-    kwargs = {}
-    for spec in dataclasses.fields(config):
-        value = getattr(config, spec.name)
-        if dataclasses.is_dataclass(value):
-            kwargs[spec.name] = _replace_known(value, changes)
-        elif spec.name in changes:
-            kwargs[spec.name] = _typed(spec.name, changes[spec.name], spec.type)
-        else:
-            kwargs[spec.name] = value
-    return type(config)(**kwargs)
-
-
-def _typed(name: str, value: Any, annotation: Any) -> Any:
-    """Check a YAML value against a field's annotation, through the same parser as the command line."""
-    if annotation == JsonMapping and not isinstance(value, str):
-        return value  # whatever it is, the configuration checks it
-    if bool in (annotation, *get_args(annotation)) and str(value).lower() in _SWITCH_WORDS:
-        value = _SWITCH_WORDS[str(value).lower()]
-    words = [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
-    try:
-        _check_kind(value, annotation)
-        with contextlib.redirect_stderr(io.StringIO()):
-            return tyro.cli(tyro.conf.Positional[annotation], args=words, prog=name)
-    except (SystemExit, TypeError):
-        raise ConfigError(f"{name}: expected {_kind(annotation)}, got {value!r}") from None
 
 
 def _kind(annotation: Any) -> str:
@@ -274,7 +348,12 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
         path: the file.
         command: the command line that led to it, kept as a comment at the top, without its secrets.
     """
-    flat = {name: value for name, value in flatten(config).items() if name not in CALL_ONLY}
+    names, usual = setting_names(type(config)), flatten(type(config)())
+    flat = {
+        name: value
+        for name, value in flatten(config).items()
+        if name not in CALL_ONLY and (name in names or value != usual[name])
+    }
     text = yaml.safe_dump(plain_values(flat), sort_keys=False)
     write_atomically(path, ("" if command is None else _comment(f"command: {command}")) + text)
 
@@ -310,48 +389,62 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
 
 
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
-    """Read the configuration of a command from its arguments; `--help` prints and exits.
+    """Read the configuration of a command from its arguments; `--help` and `--help_all` print and exit.
 
     Raises:
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
     args = _without_aliases(_args_with_home(sys.argv[1:] if argv is None else argv), config_class)
-    config = parse_flags(config_class, command, args, _base_config(config_class, command, args))
-    for name, value in flatten(config).items():
+    show_help(config_class, command, setting_names(config_class), args)
+    fields, defaults = fields_of(config_class), flatten(config_class())
+    types = {name: fields[name].type for name in setting_names(config_class)}
+    values = _file_values(config_class, command, args)
+    args, parts = _without_parts(args, USUAL_PARTS.keys() & types.keys())
+    values = _over(values, parts)
+    try:
+        parsed = _parsed(types, {name: defaults[name] for name in types}, values, args, f"python -m jaxppo.{command}")
+    except _BadFlag as error:
+        raise ConfigError(_with_fix(str(error), config_class)) from None
+    for name, value in parsed.items():
         if REDACTED in str(value):
             fix = f"give --{name} again, as a run's config.yaml keeps no secrets"
             raise ConfigError(f"{name}: expected no {REDACTED} in it, got {value!r}; {fix}")
-    return config
+    return _rebuilt(config_class(), parsed)
 
 
-def parse_flags(
-    config_class: type[Config], command: str, argv: list[str] | None = None, default: Config | None = None
-) -> Config:
-    """Read the configuration from flags alone, laid over a default where there is one; `--help` prints and exits.
+def parse_flags(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
+    """Read the configuration of a command that has neither presets nor files; `--help` prints and exits.
 
     Raises:
         ConfigError: unknown or missing flag, or a bad value, named in one line.
     """
-    messages = io.StringIO()
+    args = _args_with_home(sys.argv[1:] if argv is None else argv)
     try:
-        with contextlib.redirect_stderr(messages):
-            return tyro.cli(
-                tyro.conf.OmitArgPrefixes[config_class],  # type: ignore[valid-type]
-                args=_args_with_home(sys.argv[1:] if argv is None else argv),
-                default=tyro.MISSING_NONPROP if default is None else default,
-                prog=f"python -m jaxppo.{command}",
-                use_underscores=True,
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise ConfigError(_with_fix(_one_line(messages.getvalue()), config_class)) from None
+        return _with_tyro(tyro.conf.OmitArgPrefixes[config_class], args, f"python -m jaxppo.{command}")  # type: ignore[valid-type]
+    except _BadFlag as error:
+        raise ConfigError(_with_fix(str(error), config_class)) from None
 
 
 def _without_aliases(args: list[str], config_class: type) -> list[str]:
     aliases = {f"--{alias}": f"--{name}" for alias, name in _aliases(config_class).items()}
     split = (arg.partition("=") for arg in args)
     return _switched([aliases.get(flag, flag) + equals + value for flag, equals, value in split], config_class)
+
+
+def _without_parts(args: list[str], names: Collection[str]) -> tuple[list[str], dict[str, Any]]:
+    """Take the settings out of a command line of which a flag changes those parts that it names: {name: words}."""
+    rest, parts, name = [], {}, None
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        if arg.startswith("--"):
+            name = flag[2:].replace("-", "_")
+            if name in names:
+                parts.setdefault(name, []).extend([value] if equals else [])
+        elif name in names:
+            parts[name].append(arg)
+        if name not in names:
+            rest.append(arg)
+    return rest, parts
 
 
 def _aliases(config_class: Any) -> dict[str, str]:
@@ -362,7 +455,7 @@ def _aliases(config_class: Any) -> dict[str, str]:
 
 def _switched(args: list[str], config_class: type) -> list[str]:
     """Write switches as tyro takes them: `--resume True` becomes `--resume`, `--resume False` becomes `--no_resume`."""
-    switches = {f"--{name}" for name, value in flatten(config_class()).items() if isinstance(value, bool)}
+    switches = {f"--{name}" for name, spec in fields_of(config_class).items() if spec.type is bool}
     result: list[str] = []
     for arg in args:
         flag, equals, value = arg.partition("=")
@@ -378,7 +471,7 @@ def _switched(args: list[str], config_class: type) -> list[str]:
     return result
 
 
-def _base_config(config_class: type[Config], command: str, args: list[str]) -> Config:
+def _file_values(config_class: Any, command: str, args: list[str]) -> dict[str, Any]:
     """Read what the flags go over: preset and YAML file, or with --resume alone the configuration of that run.
 
     The preset is that of the command line, else that of the file, else, without a file, `default`.
@@ -387,7 +480,8 @@ def _base_config(config_class: type[Config], command: str, args: list[str]) -> C
     if preset is None and config_file is None and output_dir is not None and "--resume" in args:
         saved = Path(output_dir) / CONFIG_FILE
         config_file = str(saved) if saved.exists() else None
-    values = {"preset": "default"} if config_file is None else read_yaml(config_file)
+    names = [*setting_names(config_class), *ALIASES]
+    values = {"preset": "default"} if config_file is None else renewed(read_yaml(config_file), names)
     in_file = values.pop("preset", None)
     for alias, name in _aliases(config_class).items():
         if alias in values:
@@ -397,7 +491,29 @@ def _base_config(config_class: type[Config], command: str, args: list[str]) -> C
             values[name] = values.pop(alias)
     values = _over_presets(command, preset or in_file, values)
     named = {name for name in ("num_train_epochs", "total_episodes") if _flag_value(args, name) is not None}
-    return replace(config_class(), **_without_episodes(values, named))
+    return _known(_without_episodes(values, named), config_class, command)
+
+
+def _known(values: dict[str, Any], config_class: Any, command: str) -> dict[str, Any]:
+    """Return the values of a file without those of settings that are gone, where they change nothing.
+
+    Raises:
+        ConfigError: a name that the command does not have; the message says what replaced it.
+    """
+    names, fields = setting_names(config_class), fields_of(config_class)
+    known = {}
+    for name, value in values.items():
+        if name in names:
+            known[name] = value
+        elif name in fields:
+            default = flatten(config_class())[name]
+            plain = list(default) if isinstance(default, tuple) else default
+            require(value == plain, name, f"{plain} with {command}, which has no such flag", value)
+        elif name in GONE:
+            require(GONE[name].changes_nothing(value), shown(name), f"no such setting; {GONE[name].instead}", value)
+        else:
+            raise ConfigError(f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, names)}")
+    return known
 
 
 def _over_presets(command: str, presets: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -412,7 +528,8 @@ def _over_presets(command: str, presets: Any, values: dict[str, Any]) -> dict[st
 
 
 def _over(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
-    return _without_episodes(lower, higher) | higher
+    both = _without_episodes(lower, higher) | higher
+    return both | {name: [*lower[name], *higher[name]] for name in USUAL_PARTS if lower.get(name) and higher.get(name)}
 
 
 def _without_episodes(values: dict[str, Any], said_later: Collection[str]) -> dict[str, Any]:
@@ -446,11 +563,18 @@ def _with_fix(message: str, config_class: type) -> str:
     """Return tyro's message or, for an unknown flag, one that names the flag which may be meant."""
     start, _, words = message.partition("Unrecognized options: ")
     if start or not words:
-        return f"{message} (--help explains every flag)"
+        return f"{message} (--help_all explains every flag)"
     word = words.split(", ")[0].partition("=")[0]
     if not word.startswith("--"):
-        return f"{word}: expected a flag (--help lists them), got a word behind no flag or behind one that takes fewer"
-    name = word[2:].replace("-", "_")
+        return (
+            f"{word}: expected a flag (--help_all lists them), got a word behind no flag or behind one that takes fewer"
+        )
+    name = word[2:].replace("-", "_").removeprefix("no_")
     names = setting_names(config_class)
+    if name in fields_of(config_class) and name not in names:
+        got = "one that this command does not read, or that is an argument in Python alone (docs/configuration.md)"
+        return f"{word}: expected a flag of this command (--help_all lists them), got {got}"
+    if name in GONE and name not in names:
+        return f"{word}: expected a flag (--help_all lists them), got one that is gone; {GONE[name].instead}"
     hint = _hint(name, names) if name in MEANT else did_you_mean(f"--{name}", [f"--{known}" for known in names])
-    return f"{word}: expected a flag of this command (--help lists them), got {word!r}{hint}"
+    return f"{word}: expected a flag of this command (--help_all lists them), got {word!r}{hint}"

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxppo.config.checks import (
+    ComputeDtype,
     JsonMapping,
+    python_only,
     require,
     require_divisible,
     require_finite,
@@ -19,10 +21,59 @@ from jaxppo.config.reward import RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
 from jaxppo.config.sampling import EvalConfig
 
+MODEL_KWARGS = {"num_key_value_heads": int, "rotary_pct": (int, float), "tie_word_embeddings": bool}
+"""What `model_kwargs` may say, with its types."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig:
     """Supervised fine-tuning on reference plans, from scratch or from a model."""
+
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset blocksworld",
+        "--dataset blocksworld",
+        "--train_split train",
+        "--model_path Qwen/Qwen3-0.6B",
+        "--max_length 512",
+        "--total_episodes 76800",
+        "--batch_size 64",
+        "--learning_rate 1e-3",
+        "--use_peft",
+        "--eval_splits test",
+        "--output_dir outputs/sft",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "value_learning_rate",
+        "weight_decay",
+        "eval_validator",
+        "eval_top_k",
+        "eval_top_p",
+        "hub_private",
+        "n_shots",
+        "number_objects",
+        "input_min_text_length",
+        "input_max_text_length",
+        "min_prompt_characters",
+        "prompt_column",
+        "eval_temperature",
+        "eval_rows",
+        "metric_for_best_model",
+        "adam_epsilon",
+        "lora_path",
+        "reward_weights",
+        "partial",
+        "normalise_by",
+        "partial_scale",
+        "reward_server_url",
+        "reward_server_columns",
+        "sentiment_model_path",
+        "sentiment_label",
+        "reward_timeout_s",
+        "on_error",
+    )
+    """Fields of the groups that this command has no flags for."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=200))
@@ -37,7 +88,7 @@ class SFTConfig:
     hub: HubConfig = field(default_factory=HubConfig)
     model_path: str | None = None
     """Hugging Face folder, hub id or shipped model to go on from; default: a fresh GPT-NeoX of the sizes below."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
@@ -50,15 +101,13 @@ class SFTConfig:
     """Fresh model: width."""
     num_hidden_layers: int = 4
     """Fresh model: layers."""
-    num_attention_heads: int = 4
+    num_attention_heads: int = python_only(4)
     """Fresh model: attention heads."""
-    num_key_value_heads: int | None = None
-    """Fresh model: heads of keys and values, in families that let others share them; default: as many."""
-    rotary_pct: float = 1.0
-    """Fresh GPT-NeoX: fraction of each head that rotates with the position."""
-    tie_word_embeddings: bool | None = None
-    """Fresh model: whether the language-model head is the embedding of the words, so that to copy a name need not be
-    learned for each one; default: as in the family."""
+    model_kwargs: JsonMapping = None
+    """Fresh model: more of its configuration, as a YAML mapping or as JSON: num_key_value_heads (in families that let
+    others share them; default: as many), rotary_pct (GPT-NeoX: fraction of each head that rotates with the position;
+    default: 1), tie_word_embeddings (the head of the language model is the embedding of the words, so that to copy a
+    name need not be learned for each one; default: as in the family)."""
     total_episodes: int = 76800
     """Rows to learn from over the whole run, rounded up to whole steps; a row seen twice counts twice."""
     batch_size: int = 64
@@ -69,14 +118,14 @@ class SFTConfig:
     max_length: int | None = None
     """Most tokens of a row that is learned, prompt and completion together, in place of max_prompt_length. Default:
     what the model has positions for, beyond which rows are an error."""
-    overlong: Literal["cut", "drop", "error"] = "cut"
+    overlong: Literal["cut", "drop", "error"] = python_only("cut")
     """With max_length, what becomes of longer rows: they are cut and keep their beginning, left out, or refused. Those
     of which nothing is left to be learned are left out."""
     augment: str = "none"
     """What is drawn anew for every planning problem in every epoch, by seed, epoch and row: names (of its objects; the
     plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan every other
     problem begins), or some of them with commas between."""
-    stream_workers: int = 1
+    stream_workers: int = python_only(1)
     """Processes that make the rows of a stream ahead; their number does not change the rows."""
     response_length: int = 64
     """Most tokens of a completion in the evaluation at the end."""
@@ -100,10 +149,14 @@ class SFTConfig:
         )
         require_positive(self, *sizes)
         require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
-        if self.num_key_value_heads is not None:
-            require_positive(self, "num_key_value_heads")
-            names = ("num_attention_heads", "num_key_value_heads")
-            require_divisible(names[0], self.num_attention_heads, names[1], self.num_key_value_heads)
+        require_mapping(self, "model_kwargs")
+        for name, value in (self.model_kwargs or {}).items():
+            kind = MODEL_KWARGS.get(name)
+            fits = kind is not None and isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            require(fits, "model_kwargs", f"some of {', '.join(MODEL_KWARGS)}, of their types", {name: value})
+        shared = (self.model_kwargs or {}).get("num_key_value_heads", 1)
+        require(shared > 0, "model_kwargs", "num_key_value_heads above 0", shared)
+        require_divisible("num_attention_heads", self.num_attention_heads, "num_key_value_heads", shared)
         rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
         self._check_rows()
@@ -158,6 +211,28 @@ class SFTConfig:
 class RewardModelConfig:
     """A reward model from preferences: of two completions of a prompt, the preferred one is to score higher."""
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset tldr-pythia-1b",
+        "--dataset trl-lib/tldr-preference",
+        "--train_split train",
+        "--eval_splits validation",
+        "--model_path EleutherAI/pythia-160m",
+        "--max_length 640",
+        "--num_train_epochs 1",
+        "--batch_size 64",
+        "--learning_rate 1e-4",
+        "--use_peft",
+        "--output_dir outputs/reward",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "value_learning_rate",
+        "lora_path",
+        "hub_private",
+    )
+    """Fields of the groups that this command has no flags for."""
+
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
@@ -193,7 +268,7 @@ class RewardModelConfig:
     """Fresh model: layers."""
     num_attention_heads: int = 4
     """Fresh model: attention heads."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from jaxppo.config.checks import require, require_divisible, require_positive
+from jaxppo.config.checks import ComputeDtype, Validator, python_only, require, require_divisible, require_positive
 from jaxppo.config.data import CurriculumConfig, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
@@ -23,6 +23,30 @@ MIN_ROWS_TO_WHITEN = 8
 class TrainConfig:
     """PPO on planning problems, rewarded by a plan validator."""
 
+    FIRST: ClassVar[tuple[str, ...]] = (
+        "--preset tiny",
+        "--sft_model_path Qwen/Qwen3-0.6B",
+        "--dataset blocksworld",
+        "--reward_funcs plan",
+        "--algorithm rloo",
+        "--response_length 128",
+        "--total_episodes 15360",
+        "--batch_size 64",
+        "--learning_rate 1e-5",
+        "--kl_coef 0.02",
+        "--output_dir outputs/first",
+        "--resume",
+    )
+    """What `--help` begins with: the flags that a newcomer needs, in the order of use."""
+    UNREAD: ClassVar[tuple[str, ...]] = (
+        "adam_beta2",
+        "eval_validator",
+        "eval_top_k",
+        "eval_top_p",
+        "hub_private",
+    )
+    """Fields of the groups that this command has no flags for."""
+
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
@@ -38,12 +62,12 @@ class TrainConfig:
     sft_model_path: str = "blocksworld-sft"
     """Policy to start from, also the reference: a Hugging Face folder, a hub id (user/name or user/name@revision), or
     a shipped model (`blocksworld-sft`, `planning-multi-sft`)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: ComputeDtype = "float32"
     """Numbers that all models compute in; trained parameters, logits and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of all layers but the last for the gradient, and compute the rest again: less memory for
     deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
-    validator: Literal["builtin", "val", "auto"] = "builtin"
+    validator: Validator = "builtin"
     """Who judges plans in training: the in-process validator, the VAL binary, or builtin where it covers the domain."""
     value_model: Literal["separate", "shared"] = "separate"
     """Value function: a model of its own (TRL's PolicyAndValueWrapper), or a head on the policy's trunk."""
@@ -60,14 +84,14 @@ class TrainConfig:
     """The evaluation split that the run is about; default: the last of eval_splits."""
     num_sample_generations: int = 10
     """About how many times in the run sample completions are shown, beside those of the last update."""
-    max_bad_updates: int = 3
+    max_bad_updates: int = python_only(3)
     """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
-    old_metric_names: bool = False
+    old_metric_names: bool = python_only(False)
     """Log metrics under their TRL 0.11 names too, where these differ."""
     profile: int = 0
     """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
     the table of the ten most expensive operations, top_ops.txt."""
-    peak_tflops: float | None = None
+    peak_tflops: float | None = python_only(None)
     """Most TFLOP/s of one device in dense matrix products, for throughput/mfu; default: as its maker says, where the
     device is known."""
 
@@ -99,12 +123,11 @@ class TrainConfig:
             return
         episodes = self.total_episodes
         require(episodes is not None, "total_episodes", "a number with streaming, which has no length", episodes)
-        drawing, dynamic = self.drawing, self.rl.dynamic_sampling
+        drawing = self.drawing
         expected = "none with streaming, as rows are drawn from all of them"
         require(drawing.curriculum == "none", "curriculum", expected, drawing.curriculum)
         prefixes = drawing.reference_prefixes
         require(prefixes == 0, "reference_prefixes", "0 with streaming", prefixes)
-        require(not dynamic, "dynamic_sampling", "False with streaming, whose rows come one after the other", dynamic)
 
     def _check_combinations(self) -> None:
         rl = self.rl
@@ -112,22 +135,10 @@ class TrainConfig:
         if not rl.row.needs_values:
             require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
             require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
-        if rl.ratio_level == "completion":
-            expected = f"outcome {given}, which weighs completions as a whole"
-            require(self.reward.reward_level == "outcome", "reward_level", expected, self.reward.reward_level)
         if rl.ratio_level != "token" and self.sampling.truncates:
-            # The ratio of a completion would start at the product of what was cut off at every token.
             expected = f"recompute {given} and top_k, top_p, min_p or repetition_penalty"
             require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
-        if rl.importance_cap is not None:
-            expected = "recompute with importance_cap, or both probabilities are the sampler's"
-            require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
-        if self.total_episodes is not None:
-            expected = f"fewer than the {self.num_updates} updates of the run"
-            require(
-                rl.value_warmup_updates < self.num_updates, "value_warmup_updates", expected, rl.value_warmup_updates
-            )
-        if rl.adap_kl_ctrl:
+        if rl.kl_target is not None:
             expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)
         if rl.whiten_rewards:
@@ -147,7 +158,9 @@ class TrainConfig:
         """Where old log-probabilities come from: "sampler" or "recompute"."""
         if self.rl.logprobs is not None:
             return self.rl.logprobs
-        return "sampler" if self.dtype == "float32" else "recompute"
+        # With what is cut off at every token, the ratio of a completion would start at the product of that.
+        is_kept = self.dtype == "float32" and not (self.rl.ratio_level != "token" and self.sampling.truncates)
+        return "sampler" if is_kept else "recompute"
 
     @property
     def scores_policy(self) -> bool:

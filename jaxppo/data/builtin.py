@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo.config import DataConfig, parse_sizes
+from jaxppo.config import SPLITS, DataConfig, parse_sizes
 from jaxppo.config.paths import cache_dir
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets import files as dataset_files
@@ -18,9 +18,6 @@ Row = dict[str, Any]
 
 SHIPPED_DATA, REQUESTS_FILE = Path(__file__).parent / "shipped", "requests.json"
 """A folder for the splits of each preset that has them ready made; `runs/shipped_data.py` writes them."""
-
-SPLITS = ("train", "rl", "test", "test_longer")
-"""Splits of the built-in domain."""
 
 
 class Drawn(NamedTuple):
@@ -68,7 +65,7 @@ def built_in(config: DataConfig, split: str) -> Drawn:
         raise DataError(f"dataset_config: expected none for blocksworld, got {config.dataset_config!r}")
     request = {
         "split": split,
-        "sizes": getattr(config, f"{split}_sizes"),
+        "sizes": config.part("sizes", split),
         "seed": config.data_seed,
         "prompt_style": config.prompt_style,
         "unique": split != "train",

@@ -62,8 +62,9 @@ def load_examples(config: DataConfig) -> Examples | None:
     if config.n_shots == 0:
         return None
     if config.dataset == "blocksworld":
-        sizes = ",".join(f"{n}:{min(rows, MOST_OF_A_SIZE)}" for n, rows in parse_sizes(config.train_sizes).items())
-        config = dataclasses.replace(config, train_sizes=sizes)
+        sizes = parse_sizes(config.part("sizes", SPLIT) or "")
+        fewer = ",".join(f"{n}:{min(rows, MOST_OF_A_SIZE)}" for n, rows in sizes.items())
+        config = dataclasses.replace(config, sizes=(*config.sizes, f"{SPLIT}={fewer}"))
     try:
         rows = load_split(config, SPLIT, None, {"prompt": str, "completion": str})
     except DataError as error:

@@ -4,14 +4,11 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, replace
 
-from jaxppo.config import DataConfig
+from jaxppo.config import SPLITS, DataConfig
 from jaxppo.data.builtin import Drawn
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.config import parse_lengths
 from jaxppo.planning.datasets.stream import Stream, distinct_rows
-
-_BANDS = {"test": "lengths", "test_longer": "long_lengths"}
-"""Splits of one partition, which the lengths of their plans keep apart, and the settings of these."""
 
 
 def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> Stream:
@@ -21,30 +18,26 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
         ConfigError: unknown domains, or sizes or lengths that there are not.
         DataError: an unknown split.
     """
-    lengths = {
-        "train": config.stream_lengths,
-        "rl": config.stream_rl_lengths or config.stream_lengths,
-        "test": config.stream_lengths,
-        "test_longer": config.stream_long_lengths,
-    }
-    if split not in lengths:
-        expected = f"one of {', '.join(lengths)} for a stream"
+    lengths = config.lengths_of(split)
+    if lengths is None or split not in SPLITS:
+        expected = f"one of {', '.join(SPLITS)} for a stream"
         raise DataError(f"train_split, eval_splits: expected {expected}, got {split!r}")
-    short, long = (parse_lengths(lengths[name], f"stream_{key}") for name, key in _BANDS.items())
+    # One partition of problems, which the lengths of their plans keep apart.
+    short, long = (parse_lengths(config.lengths_of(name) or "", "stream_lengths") for name in ("test", "test_longer"))
     if long[0] <= short[-1]:
-        expected = f"lengths above those of stream_lengths ({config.stream_lengths})"
-        raise ConfigError(f"stream_long_lengths: expected {expected}, got {config.stream_long_lengths}")
+        expected = f"test_longer above train ({config.lengths_of('train')})"
+        raise ConfigError(f"stream_lengths: expected {expected}, got {config.lengths_of('test_longer')}")
     stream = Stream(
         split=split,
         domains=config.stream_domains or (),
-        sizes=config.stream_sizes,
-        lengths=lengths[split],
+        sizes=config.domain_sizes,
+        lengths=lengths,
         prompt_style=config.prompt_style,
         seed=config.data_seed,
         numbered=config.numbers_objects,
-        problems=config.stream_problems if split == "train" else None,
+        problems=config.rows_of("train") if split == "train" else None,
         augment=tuple(sorted(augment)),
-        begun_lengths=config.stream_rl_lengths if "states" in augment else None,
+        begun_lengths=config.part("stream_lengths", "rl") if "states" in augment else None,
     )
     stream.check()
     return stream
@@ -54,13 +47,12 @@ def drawn_stream(config: DataConfig, split: str) -> Drawn:
     """Return a finite split of a stream: different problems, as many of each domain.
 
     Raises:
-        ConfigError, DataError: as for `stream_of`; or the split is endless: train without `stream_problems`.
+        ConfigError, DataError: as for `stream_of`; or the split is endless: train without its number of `stream_rows`.
     """
-    counts = {"train": config.stream_problems, "rl": config.stream_rl_rows}
-    count = counts.get(split, config.stream_test_rows)
+    count = config.rows_of(split)
     if count is None:
         expected = "a number of problems of split train, which is endless for sft alone"
-        raise DataError(f"stream_problems: expected {expected}, got None")
+        raise DataError(f"stream_rows: expected {expected}, got none")
     stream = replace(stream_of(config, split), problems=None)  # each of them once
     request = json.loads(json.dumps(asdict(stream) | {"rows": count}))
     return Drawn("stream", split, request, lambda: distinct_rows(stream, count))

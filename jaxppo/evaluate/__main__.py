@@ -193,8 +193,8 @@ class _Evaluation:
             match_plans(
                 [row for of_split in rows.values() for row in of_split],
                 {name: plans for name, plans in read_plans(path).items() if name not in left_out},
-                allow_missing=self.config.allow_missing_plans,
-                allow_unknown=self.config.allow_unknown_plans,
+                allow_missing=self.config.allow_unmatched_plans,
+                allow_unknown=self.config.allow_unmatched_plans,
             )
         )
         return {split: Predictions(of_split, [next(predictions) for _ in of_split]) for split, of_split in rows.items()}
@@ -211,8 +211,7 @@ class _Evaluation:
             model, policy.params, tokenizer, self._parallel.of_process(), end_ids, self.config.data.system_prompt
         )
         validator = self.validator or plan.default_validator()
-        longest = self.config.response_length
-        context = registry.Context(validator, load_model=load_model, max_completion_len=longest)
+        context = registry.Context(validator, load_model=load_model)
         rewards = registry.make_rewards(self.config.reward, context)
         registry.tell_inputs(self._console.print, rewards)
         evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
@@ -243,7 +242,7 @@ class _Evaluation:
         if self.config.decoder == "plain":
             num_samples, rows = self.config.num_samples, evaluator.fixed[split]
             return evaluator.predict(params, split, num_samples=num_samples, seed=seed, rows=rows)
-        return evaluator.predict_grounded(params, split, self.config.decoder, seed)
+        return evaluator.predict_regrounded(params, split, seed)
 
 
 def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:

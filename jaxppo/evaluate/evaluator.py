@@ -22,7 +22,7 @@ from jaxppo.config import (
 )
 from jaxppo.data import Row
 from jaxppo.evaluate.decoding import Completion, Decoder
-from jaxppo.evaluate.grounded_decoding import decode_grounded
+from jaxppo.evaluate.grounded_decoding import decode_regrounded
 from jaxppo.evaluate.intervals import clustered_wilson, mean_interval
 from jaxppo.evaluate.plan_metrics import grouped, split_results
 from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
@@ -200,17 +200,16 @@ class Evaluator:
         tokens = [[len(completion.ids) for completion in given] for given in zip(*samples, strict=True)]
         return Predictions([self.rows[split][i] for i in chosen], predictions, scores, tokens)
 
-    def predict_grounded(self, params: Params, split: str, how: str, seed: int = 0) -> Predictions:
+    def predict_regrounded(self, params: Params, split: str, seed: int = 0) -> Predictions:
         """Generate a prediction for each fixed row of a split by a decoder that looks at the state of the problem.
 
         Args:
             params: of the language model.
             split: name of the split.
-            how: see `grounded_decoding`.
             seed: number of the model, noted in its predictions.
         """
         rows = self.fixed_rows[split]
-        answers = decode_grounded(how, self.decoder, params, rows, self._longest)
+        answers = decode_regrounded(self.decoder, params, rows, self._longest)
         predictions = [[Prediction(answer.text, answer.ended, seed)] for answer in answers]
         return Predictions(rows, predictions, tokens=[[answer.tokens] for answer in answers])
 

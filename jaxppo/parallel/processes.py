@@ -40,6 +40,9 @@ LISTEN_S, GRACE_S = 0.5, 1.0
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers")
 """What the device programs and the rows that they read come from."""
 
+CONNECT_S = 120
+"""Seconds that a process waits for the others at the start, unless JAXPPO_CONNECT_TIMEOUT_S says."""
+
 _ending = threading.Event()
 
 
@@ -50,24 +53,22 @@ def join(run: RunConfig) -> None:
     a trace of its own insides.
 
     Args:
-        run: `distributed`, or address, number of processes and number of this one.
+        run: `distributed`, or `coordinator_address`.
 
     Raises:
         ConfigError: the flags and the cluster do not say enough.
     """
     if not run.is_distributed:
-        for name in ("num_processes", "process_id"):
-            value, expected = getattr(run, name), "none without --coordinator_address or --distributed"
-            if value is not None:
-                raise ConfigError(f"{name}: expected {expected}, got {value}")
         return
     if jax.distributed.is_initialized():
         return
     from_environment = lambda name: int(os.environ[name]) if name in os.environ else None  # noqa: E731
-    count = from_environment("JAX_NUM_PROCESSES") if run.num_processes is None else run.num_processes
-    number = from_environment("JAX_PROCESS_ID") if run.process_id is None else run.process_id
-    address = run.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    limit = threading.Timer(run.connect_timeout_s, _end_unconnected, (address, count, run.connect_timeout_s))
+    address, number, count = run.process
+    count = from_environment("JAX_NUM_PROCESSES") if count is None else count
+    number = from_environment("JAX_PROCESS_ID") if number is None else number
+    address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    seconds = from_environment("JAXPPO_CONNECT_TIMEOUT_S") or CONNECT_S
+    limit = threading.Timer(seconds, _end_unconnected, (address, count, seconds))
     limit.daemon = True
     limit.start()
     known = None not in (address, count, number)
@@ -78,13 +79,13 @@ def join(run: RunConfig) -> None:
             number,
             # Else JAX may find a cluster and take one device per process.
             cluster_detection_method="deactivate" if known else None,
-            initialization_timeout=run.connect_timeout_s + HEARTBEAT_S,
+            initialization_timeout=seconds + HEARTBEAT_S,
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=HEARTBEAT_S,
         )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            "distributed: expected a cluster that JAX knows, or coordinator_address, num_processes and process_id, "
+            "distributed: expected a cluster that JAX knows, or coordinator_address as HOST:PORT,NUMBER/COUNT, "
             f"got: {str(error).strip().splitlines()[0]}"
         ) from None
     finally:
@@ -216,7 +217,7 @@ def on_first(function: Callable[[], T]) -> T:
 
 def check_same(settings: Mapping[str, Any]) -> None:
     """Raise a `ConfigError` on every process unless all have the same settings; all of them must call this."""
-    own = {name: value for name, value in settings.items() if name != "process_id"}
+    own = {name: value for name, value in settings.items() if name != "coordinator_address"}  # has their numbers
     for process, others in enumerate(gather(own)):
         differences = [name for name in own if others.get(name) != own[name]]
         if differences:

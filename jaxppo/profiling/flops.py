@@ -147,18 +147,15 @@ def learning(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     return config.rl.num_ppo_epochs * total
 
 
-def of_update(config: TrainConfig, models: Models, shapes: Shapes, extra_batches: int = 0) -> int:
+def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     """Count the operations of an update: sampling, scoring and learning; rewards are not counted.
 
     Args:
         config: hyper-parameters.
         models: shapes of its models.
         shapes: of its batch.
-        extra_batches: sampled for `dynamic_sampling`, taken to be like it; what comes of them is scored once more.
     """
-    batches, scored = 1 + extra_batches, 1 + (extra_batches > 0)
-    total = batches * sampling(models.policy, shapes) + scored * scoring(config, models, shapes)
-    return total + learning(config, models, shapes)
+    return sampling(models.policy, shapes) + scoring(config, models, shapes) + learning(config, models, shapes)
 
 
 def _size(shapes: Shapes) -> Pass:

@@ -50,9 +50,7 @@ class UpdateMeter:
         """Note when arrays are ready, see `FinishClock.finish_time`."""
         return self._clock.finish_time(arrays)
 
-    def throughput(
-        self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float, extra_batches: int
-    ) -> dict[str, float]:
+    def throughput(self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float) -> dict[str, float]:
         """Return what an update achieved, see `Throughput.metrics`.
 
         Args:
@@ -60,9 +58,8 @@ class UpdateMeter:
             mask: [B, C] of its completions.
             input_ids: [B, T] of its sequences.
             seconds: its wall time.
-            extra_batches: see there.
         """
-        return self._throughput.metrics(flops.shapes_of(prompt_ids, mask, input_ids), seconds, extra_batches)
+        return self._throughput.metrics(flops.shapes_of(prompt_ids, mask, input_ids), seconds)
 
     @contextmanager
     def watching(self, start: int, console: Console, folder: Path) -> Iterator["WatchedUpdates"]:

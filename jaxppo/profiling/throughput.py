@@ -26,14 +26,13 @@ class Throughput:
             peak = targets.peak_tflops(parallel.devices[0].device_kind, config.dtype, precision)
         self._peak_tflops = None if peak is None else peak * parallel.num_devices
 
-    def metrics(self, shapes: flops.Shapes, seconds: float, extra_batches: int = 0) -> dict[str, float]:
+    def metrics(self, shapes: flops.Shapes, seconds: float) -> dict[str, float]:
         """Return the metrics of one update.
 
         Args:
             shapes: of its batch.
             seconds: its wall time.
-            extra_batches: see `flops.of_update`.
         """
-        tflops = flops.of_update(self._config, self._models, shapes, extra_batches) / seconds / 1e12
+        tflops = flops.of_update(self._config, self._models, shapes) / seconds / 1e12
         found = {"throughput/samples_per_s": shapes.completions / seconds, "throughput/tflops": tflops}
         return found if self._peak_tflops is None else found | {"throughput/mfu": tflops / self._peak_tflops}

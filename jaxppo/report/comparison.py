@@ -15,10 +15,12 @@ from jaxppo.report.run_data import MEASURES, RATES, Run, plain_number, read_run
 from jaxppo.report.run_page import duration, value_html
 
 _ENDS = {"objective/scores": "reward", "objective/kl": "KL", "loss": "loss"}
-_MEASURED_BY = ("dataset", "data_seed", "prompt_style", "eval_splits", "test_sizes", "test_longer_sizes")
+_MEASURED_BY = ("dataset", "data_seed", "prompt_style", "eval_splits")
 _MEASURED_BY += ("eval_temperature", "eval_top_k", "eval_top_p", "eval_validator")
-_MEASURED_BY += ("stream_sizes", "stream_lengths", "stream_long_lengths", "stream_test_rows", "number_objects")
+_MEASURED_BY += ("number_objects",)
 _MEASURED_BY += ("n_shots", "max_prompt_length", "system_prompt", "response_length")
+_PROBLEMS = ("sizes", "stream_lengths", "stream_rows")
+"""Settings of which those of `train` and `rl` are of learning alone."""
 _STAGES = ("time/rollout_s", "time/reward_s", "time/update_s", "time/step_s")
 
 
@@ -122,7 +124,7 @@ def _different_problems(runs: Sequence[Run]) -> str:
     """Warn where the results are not of the same held-out problems, or not decoded in the same way."""
     rewards = () if all(run.headline in RATES for run in runs) else ("reward_funcs", "reward_weights")
     settings = (*_MEASURED_BY, *rewards)
-    names = [name for name in settings if len({str(_measured_by(run, name)) for run in runs}) > 1]
+    names = [name for name in (*settings, *_PROBLEMS) if len({str(_measured_by(run, name)) for run in runs}) > 1]
     if len({run.headline_split for run in runs}) > 1:
         names.append("headline_split")
     if not names:
@@ -136,7 +138,10 @@ def _measured_by(run: Run, name: str) -> Any:
     """Return a setting that results depend on; the longest prompt, only where longer ones are left out."""
     if name == "max_prompt_length" and not run.settings.get("filter_overlong_prompts"):
         return None
-    return run.settings.get(name)
+    value = run.settings.get(name)
+    if name in _PROBLEMS and value:
+        return [word for word in value if word.partition("=")[0] not in ("train", "rl")]
+    return value
 
 
 def _over_seeds(runs: Sequence[Run], groups: Sequence[Sequence[int]], labels: Sequence[str]) -> str:

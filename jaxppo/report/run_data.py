@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import EvaluateConfig, RewardModelConfig, SelfTrainConfig, SFTConfig, TrainConfig
-from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, preset_values, read_yaml
+from jaxppo.config.gone import renewed
+from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, fields_of, flatten, plain_values, preset_values, read_yaml
 from jaxppo.errors import DataError
 from jaxppo.run.folder import EVAL_FILE, read_evals
 from jaxppo.run.jsonl import read_metrics
@@ -183,6 +184,7 @@ def read_run(folder: Path | str) -> Run:
         found = f"{folder} without {CONFIG_FILE}" if folder.is_dir() else f"{folder}, which is no folder"
         raise DataError(f"runs: expected {_FOLDERS}, got {found}")
     values = read_yaml(folder / CONFIG_FILE)
+    values = renewed(values, fields_of(TrainConfig))
     command = max(_COMMANDS, key=lambda name: _fit(values, _COMMANDS[name]))
     if command == "evaluate":
         raise DataError(f"runs: expected {_FOLDERS}, got the evaluation {folder}")

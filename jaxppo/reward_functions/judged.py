@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxppo import data
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rewards import Completions, Rewards, Scores, joined
+from jaxppo.rewards import Completions, Rewards, Scores
 from jaxppo.types import Rollout
 
 
@@ -36,12 +36,6 @@ class Judged(NamedTuple):
     def values(self) -> np.ndarray:
         """Return the scores as an array [B]; a completion without one has NaN."""
         return np.array(self.scores.values, np.float32)
-
-    def equal_groups(self, num_generations: int) -> np.ndarray:
-        """Return which prompts have completions of one score alone, or of none, [G] bool."""
-        groups = self.values().reshape(-1, num_generations)
-        highest, lowest = np.fmax.reduce(groups, axis=1), np.fmin.reduce(groups, axis=1)
-        return ~(highest - lowest > 1e-6)
 
     def samples(self, step: int) -> list[dict[str, Any]]:
         """Return the rows of samples.jsonl."""
@@ -103,57 +97,3 @@ class Judge:
         if parts is None:
             return None
         return data.token_scores(self._tokenizer, parts, judged.ids, judged.mask, self._end_ids, np.nan)
-
-
-def chosen_groups(equal: Sequence[np.ndarray]) -> np.ndarray:
-    """Choose the groups of a batch from several: those of the first, and others in the place of such as teach nothing.
-
-    Groups of later batches that teach something are taken in their order, as far as there are such.
-
-    Args:
-        equal: of every batch which groups teach nothing, [G] bool.
-
-    Returns:
-        [G] numbers of groups, counted through all batches.
-
-    Source: Yu et al. 2025 (DAPO), dynamic sampling.
-    """
-    size = len(equal[0])
-    chosen, spare = np.arange(size), size + np.flatnonzero(~np.concatenate([*equal[1:], np.zeros(0, bool)]))
-    places = np.flatnonzero(equal[0])[: len(spare)]
-    chosen[places] = spare[: len(places)]
-    return chosen
-
-
-def of_groups(batches: Sequence[Judged], chosen: np.ndarray, num_generations: int) -> Judged:
-    """Return the completions of some groups of several batches; metrics are those of all batches.
-
-    Args:
-        batches: each with G groups.
-        chosen: numbers of groups, counted through all batches.
-        num_generations: completions per prompt.
-    """
-    rows = rows_of(chosen, num_generations)
-    scores = joined([batch.scores for batch in batches])
-    pick = lambda lists: [entry for of_batch in lists for entry in of_batch]  # noqa: E731
-    taken = lambda lists: (lambda whole: [whole[row] for row in rows])(pick(lists))  # noqa: E731
-    parts = scores.parts and [scores.parts[row] for row in rows]
-    return Judged(
-        prompts=taken(batch.prompts for batch in batches),
-        columns={name: taken(batch.columns[name] for batch in batches) for name in batches[0].columns},
-        ids=np.concatenate([batch.ids for batch in batches])[rows],
-        mask=np.concatenate([batch.mask for batch in batches])[rows],
-        texts=taken(batch.texts for batch in batches),
-        scores=Scores(
-            values=[scores.values[row] for row in rows],
-            metrics=scores.metrics,
-            extras={name: [values[row] for row in rows] for name, values in scores.extras.items()},
-            parts=parts,
-        ),
-        at=batches[-1].at,
-    )
-
-
-def rows_of(groups: np.ndarray, num_generations: int) -> np.ndarray:
-    """Return the rows of groups, whose completions are adjacent."""
-    return (groups[:, None] * num_generations + np.arange(num_generations)).reshape(-1)

@@ -26,10 +26,14 @@ from jaxppo.planning import (
 from jaxppo.planning.datasets.rows import reference_plans
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.overlap import NormaliseBy, lccs, lcs, per_action
-from jaxppo.planning.language.plans import ParsedPlan, PlanError
+from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
 from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.validate.audit import Audit
-from jaxppo.reward_functions.steps import VALIDATOR_FAILURES, Plan, Steps, step_metrics, step_rewards
+
+VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
+"""Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
+
+Plan = tuple[Action, ...]
 
 BEST_INVALID = 0.999
 """Cap of the partial reward: no invalid plan ties with a valid one, in float32 and float16 too."""
@@ -50,19 +54,14 @@ class PlanScoring:
             that can be carried out (prefix), or the fraction of the goal's conditions that hold where it stops (goal).
         normalise_by: which plan length divides lccs, lcs and prefix.
         partial_scale: factor of the partial credit, in [0, 1].
-        length_penalty: w; a valid plan of cost C gets 1 - w (1 - min(1, C*/C)), C* being the reference's cost, or 1
-            where `reference_cost` is None.
         val_timeout_s: limit of one VAL process.
-        level: `step` cuts the reward into parts of the actions, see `steps`.
     """
 
     validator: str = "builtin"
     partial: Partial = "lccs"
     normalise_by: NormaliseBy = "max"
     partial_scale: float = 1.0
-    length_penalty: float = 0.0
     val_timeout_s: float = 30.0
-    level: Literal["outcome", "step"] = "outcome"
 
 
 class PlanOutcome(NamedTuple):
@@ -75,7 +74,6 @@ class PlanOutcome(NamedTuple):
     reward: float  # in [0, 1]; 1.0 only for a valid plan
     reference_steps: int  # of the shortest reference
     holds_reference: bool  # the steps of a reference are among its own, in their order
-    steps: Steps | None = None  # the reward in parts; None: as a whole
 
 
 class _Case(NamedTuple):
@@ -148,11 +146,7 @@ def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, 
 def _judge(cases: Sequence[_Case], scoring: PlanScoring) -> list[PlanOutcome]:
     plans = [parse_completion(case.text, case.prompt_style, case.domain_pddl) for case in cases]
     verdicts = _verdicts(cases, plans, scoring)
-    outcomes = [_outcome(*both, scoring) for both in zip(cases, plans, verdicts, strict=True)]
-    if scoring.level == "outcome":
-        return outcomes
-    rows = zip(cases, plans, outcomes, strict=True)
-    return [outcome._replace(steps=_steps(case, plan, outcome)) for case, plan, outcome in rows]
+    return [_outcome(*both, scoring) for both in zip(cases, plans, verdicts, strict=True)]
 
 
 def _verdicts(cases: Sequence[_Case], plans: Sequence[ParsedPlan], scoring: PlanScoring) -> list[PlanVerdict]:
@@ -178,17 +172,8 @@ def _outcome(case: _Case, plan: ParsedPlan, verdict: PlanVerdict, scoring: PlanS
     contiguous = max((lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
     partial = contiguous if scoring.partial == "lccs" else _partial(case, actions, verdict, references, scoring)
     holds_reference = any(reference and lcs(actions, reference, "reference") == 1.0 for reference in references)
-    if verdict.valid:
-        reward = 1.0 - scoring.length_penalty * (1.0 - _economy(case, plan.actions, verdict, references, scoring))
-    else:
-        reward = min(scoring.partial_scale * partial, BEST_INVALID)
+    reward = 1.0 if verdict.valid else min(scoring.partial_scale * partial, BEST_INVALID)
     return PlanOutcome(actions, verdict, contiguous, partial, reward, steps, holds_reference)
-
-
-def _steps(case: _Case, plan: ParsedPlan, outcome: PlanOutcome) -> Steps:
-    references = [_actions(reference) for reference in case.references]
-    verdict, reward = outcome.verdict, outcome.reward
-    return step_rewards(case.text, plan, verdict, reward, case.domain_pddl, case.problem_pddl, references)
 
 
 def _actions(plan: Iterable[str]) -> Plan:
@@ -207,18 +192,6 @@ def _partial(
         return (progress.goals_reached or 0) / progress.goals if progress.goals else float(progress.executable)
     shortest = min(references, key=len, default=())
     return per_action(progress.executed_steps or 0, actions, shortest, scoring.normalise_by)
-
-
-def _economy(
-    case: _Case, actions: Plan, verdict: PlanVerdict, references: Sequence[Plan], scoring: PlanScoring
-) -> float:
-    """Compute min(1, C* / C), or 1 where there is no C*."""
-    best = reference_cost(case.domain_pddl, case.problem_pddl, references) if scoring.length_penalty else None
-    if best is None:
-        return 1.0
-    # VAL does not say what a plan costs.
-    known = verdict if verdict.cost is not None else validate_actions(case.domain_pddl, case.problem_pddl, actions)
-    return 1.0 if known.cost is None or known.cost <= best else best / known.cost
 
 
 def reference_cost(domain_pddl: str, problem_pddl: str, references: Iterable[Plan]) -> float | None:
@@ -258,7 +231,7 @@ def check_validator(validator: str) -> None:
 def make_plan_reward(
     scoring: PlanScoring | None = None, *, cache_size: int = 0, audit: Audit | None = None
 ) -> Callable[..., list[Any]]:
-    """Make the plan reward as a reward function; at the level `step` it gives parts in place of numbers.
+    """Make the plan reward as a reward function.
 
     Other trainers may call it too (docs/rewards_elsewhere.md): a completion that is a chat counts by its last turn.
 
@@ -289,11 +262,8 @@ def make_plan_reward(
             reference_plan=reference_plan,
             prompt_style=prompt_style,
         )
-        steps = [outcome.steps for outcome in outcomes if outcome.steps is not None]
         if log_metric is not None:
             metrics = plan_metrics(outcomes)
-            if steps:
-                metrics |= step_metrics(steps, [len(outcome.actions) for outcome in outcomes])
             if audit is not None:
                 metrics |= _audit_metrics(audit, outcomes, domain_pddl, problem_pddl)
             for name, value in metrics.items():
@@ -302,9 +272,7 @@ def make_plan_reward(
         if log_extra is not None:
             log_extra("verdict", [describe(outcome.verdict) for outcome in outcomes])
             log_extra("lccs", [outcome.lccs for outcome in outcomes])
-            if steps:
-                log_extra("step_rewards", [[list(part[:3]) for part in each.parts] for each in steps])
-        return [each.parts for each in steps] or [outcome.reward for outcome in outcomes]
+        return [outcome.reward for outcome in outcomes]
 
     return plan
 

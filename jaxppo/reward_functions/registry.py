@@ -4,7 +4,6 @@ To add a function of our own: write its maker here, and give it a row in `BUILT_
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from jaxppo.planning import find_val
 from jaxppo.planning.validate.audit import Audit
 from jaxppo.reward_functions.http_client import RewardClient
 from jaxppo.reward_functions.isolated import Concurrent, Workers, import_function, is_async
-from jaxppo.reward_functions.overlong import get_soft_overlong_punishment
 from jaxppo.reward_functions.plan import PlanScoring, check_validator, make_plan_reward
 from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model
 from jaxppo.reward_functions.sentiment import check_installed, make_sentiment_reward
@@ -41,14 +39,12 @@ class Context(NamedTuple):
         seed: of the audit's sample.
         folder: run folder, for disagreements that an audit finds; None: they are only counted.
         load_model: reads the reward model; None where no model can be computed.
-        max_completion_len: most tokens of a completion; None where none are sampled.
     """
 
     validator: str = "builtin"
     seed: int = 0
     folder: Path | None = None
     load_model: ModelLoader | None = None
-    max_completion_len: int | None = None
 
 
 # --- the functions of our own
@@ -61,7 +57,6 @@ def plan_scoring(config: RewardConfig, validator: str) -> PlanScoring:
         partial=config.partial,
         normalise_by=config.normalise_by,
         partial_scale=config.partial_scale,
-        length_penalty=config.length_penalty,
         val_timeout_s=config.val_timeout_s,
     )
 
@@ -78,8 +73,7 @@ def _plan(config: RewardConfig, run: Context) -> RewardFunction:
     if rate:
         path = None if run.folder is None else run.folder / DISAGREEMENTS
         audit = Audit(rate, run.seed, path, config.val_timeout_s)
-    scoring = replace(plan_scoring(config, run.validator), level=config.reward_level)
-    return make_plan_reward(scoring, cache_size=cache_size, audit=audit)
+    return make_plan_reward(plan_scoring(config, run.validator), cache_size=cache_size, audit=audit)
 
 
 def _model(config: RewardConfig, run: Context) -> RewardFunction:
@@ -104,14 +98,6 @@ def _sentiment(config: RewardConfig, run: Context) -> RewardFunction:
     return make_sentiment_reward(config.sentiment_model_path, label=config.sentiment_label)
 
 
-def _soft_overlong_punishment(config: RewardConfig, run: Context) -> RewardFunction:
-    if run.max_completion_len is None:
-        expected = "expected no soft_overlong_punishment where no completions are sampled, got it"
-        raise ConfigError(f"reward_funcs: {expected}")
-    assert config.soft_punish_cache is not None
-    return get_soft_overlong_punishment(run.max_completion_len, config.soft_punish_cache)
-
-
 class BuiltIn(NamedTuple):
     """How a reward function of our own is made.
 
@@ -133,7 +119,6 @@ BUILT_IN = {
     "model": BuiltIn(_model, "reward_model_path", on_devices=True),
     "server": BuiltIn(_server, "reward_server_url"),
     "sentiment": BuiltIn(_sentiment, "sentiment_model_path", check_installed),
-    "soft_overlong_punishment": BuiltIn(_soft_overlong_punishment, "soft_punish_cache"),
 }
 """Reward functions by the names that `reward_funcs` takes, beside module:function."""
 

@@ -183,7 +183,6 @@ def whitened_gae(
     *,
     gamma: float,
     lam: float,
-    lam_value: Array | float | None = None,
     whiten_rewards: bool = False,
     axis_name: Axes = None,
 ) -> Advantages:
@@ -196,18 +195,14 @@ def whitened_gae(
         values_mask: [B, C] bool, `value_mask`: where rewards and values count.
         gamma: discount.
         lam: lambda.
-        lam_value: lambda of the returns; default: the same.
         whiten_rewards: divide rewards by their standard deviation, keeping their mean.
         axis_name: mapped device axis.
 
-    Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean); two lambdas: Yuan et al. 2025
-    (VC-PPO), section 4.2.
+    Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean).
     """
     if whiten_rewards:
         rewards = masked_whiten(rewards, values_mask, shift_mean=False, axis_name=axis_name)
     advantages, returns = gae(rewards, values, values_mask, gamma, lam)
-    if lam_value is not None:
-        _, returns = gae(rewards, values, values_mask, gamma, lam_value)
     mean = masked_mean(advantages, mask, axis_name)
     return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards, mean)
 

@@ -96,9 +96,7 @@ class AheadSampler:
         self._thread.shutdown()
 
 
-def stage_times(
-    own: Sampled, ahead: Sampled | None, rewarded: float, done: float, resampling: float = 0.0
-) -> dict[str, float]:
+def stage_times(own: Sampled, ahead: Sampled | None, rewarded: float, done: float) -> dict[str, float]:
     """Return the wall times of the stages of an update, from moments in seconds of `time.monotonic`.
 
     Args:
@@ -106,13 +104,12 @@ def stage_times(
         ahead: the next batch; None: it was not sampled.
         rewarded: the last reward was there.
         done: the update has ended.
-        resampling: seconds of sampling between the rewards of `own` and the last one (`dynamic_sampling`).
     """
     batches = [own] if ahead is None else [own, ahead]
     times = {
-        "time/rollout_s": sum(batch.drawn - batch.began for batch in batches) + resampling,
-        "time/reward_s": rewarded - own.drawn - resampling,
-        "time/reward_wait_s": max(0.0, rewarded - max(batch.scored.result() for batch in batches) - resampling),
+        "time/rollout_s": sum(batch.drawn - batch.began for batch in batches),
+        "time/reward_s": rewarded - own.drawn,
+        "time/reward_wait_s": max(0.0, rewarded - max(batch.scored.result() for batch in batches)),
         "time/update_s": done - max(rewarded, batches[-1].drawn),
     }
     if ahead is not None:

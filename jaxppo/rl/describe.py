@@ -72,8 +72,7 @@ def print_plan(
             "log-probabilities are recomputed: the KL estimates are biased (without these settings they are right)"
         )
     rates, use_peft = config.optimizer, config.peft.use_peft
-    policy_updates = config.num_updates - ppo.value_warmup_updates
-    for warning in optimizer.warnings(rates, policy_updates, parameters, supervised=False, use_peft=use_peft):
+    for warning in optimizer.warnings(rates, config.num_updates, parameters, supervised=False, use_peft=use_peft):
         console.warn(warning)
     if ppo.kl_coef == 0:
         console.print("kl_coef 0: no reference, and no KL is measured")

@@ -126,21 +126,16 @@ def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Sch
     return decay if config.warmup_steps == 0 else optax.join_schedules([warmup, decay], [config.warmup_steps])
 
 
-def make_learning_rates(config: OptimizerConfig, num_updates: int, value_alone: int = 0) -> LearningRates:
+def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRates:
     """Make the schedules of the policy and of the value model.
 
     Args:
         config: settings.
         num_updates: of the whole run.
-        value_alone: updates at the start in which the policy's rate is 0; its schedule begins behind them. Its
-            gradients enter Adam's moments all the same, so that its first step is no larger than later ones.
     """
     peak = config.learning_rate
     value_peak = peak if config.value_learning_rate is None else config.value_learning_rate
-    policy = make_schedule(config, num_updates - value_alone, peak)
-    if value_alone:
-        policy = optax.join_schedules([optax.constant_schedule(0.0), policy], [value_alone])
-    return LearningRates(policy, make_schedule(config, num_updates, value_peak))
+    return LearningRates(make_schedule(config, num_updates, peak), make_schedule(config, num_updates, value_peak))
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:

@@ -105,10 +105,10 @@ class PPO:
         )
         self._trajectories = parallel.map(
             partial(trajectories.make_trajectories, config=config, axis_name=parallel.axes),
-            row_axes=(None, None, 0, 0, 0, 0, 0),
+            row_axes=(None, 0, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
-        rates = optimizer.make_learning_rates(config.optimizer, config.num_updates, config.rl.value_warmup_updates)
+        rates = optimizer.make_learning_rates(config.optimizer, config.num_updates)
         # Donated: the new parameters and moments are written over the old ones.
         self._update = parallel.map(
             partial(self._update_program, rates=rates, skip_rules=self._skip_rules()),
@@ -469,7 +469,7 @@ class PPO:
             if given is not None and np.isinf(given).any():
                 raise DataError(f"{name}: expected finite numbers, and NaN where there is none, got an infinite one")
         on_devices = self.parallel.put((values, token_scores), 0)
-        given = state.controls, state.step, scored, rollout, sequences, *on_devices
+        given = state.controls, scored, rollout, sequences, *on_devices
         controls, result, stats = self._trajectories(*given)
         return state._replace(controls=controls), result, stats
 

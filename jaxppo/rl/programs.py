@@ -39,7 +39,7 @@ def of_update(
     packed = jax.eval_shape(partial(ppo._pack, length=prompts.prompt_ids.shape[1] + length), prompts, drawn)
     scored = jax.eval_shape(ppo.score, state, reference, packed, drawn)
     scores = rows(dtype=jnp.float32)
-    _, batch, _ = jax.eval_shape(ppo._trajectories, state.controls, state.step, scored, drawn, packed, scores, None)
+    _, batch, _ = jax.eval_shape(ppo._trajectories, state.controls, scored, drawn, packed, scores, None)
     key = jax.eval_shape(lambda: ops.purpose_key(config.run.seed, ops.Purpose.MINI_BATCHES, 0))
     learned = place(jax.eval_shape(ppo._mini_batches, batch, key), 2)
     prompts, packed = place(prompts, 0), place(packed, 0)

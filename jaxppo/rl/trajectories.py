@@ -22,7 +22,6 @@ POSITIVE_SCORE = 1.0
 
 def make_trajectories(
     controls: Controls,
-    step: Array,
     scored: Scored,
     rollout: Rollout,
     sequences: Sequences,
@@ -36,7 +35,6 @@ def make_trajectories(
 
     Args:
         controls: KL coefficient in force and moments of earlier scores.
-        step: [] int32, updates done.
         scored: what the models say.
         rollout: the sampled completions.
         sequences: the same, packed.
@@ -64,8 +62,7 @@ def make_trajectories(
     kl, kl_stats, next_kl_coef = _kl(controls, scored, mask, config, axis_name)
     learned = counted & rollout.ended if rl.mask_truncated_completions else counted
     sequences = sequences._replace(completion_mask=mask & learned[:, None])
-    warming_up = step < rl.value_warmup_updates
-    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef, warming_up)
+    rewarded = Rewarded(scored, sequences, scores, counted, kl, controls.kl_coef)
     if token_scores is not None:
         rewarded = _with_parts(rewarded, token_scores, moments, config)
     trajectories, estimate_stats = formulas_of(rl.algorithm).make_trajectories(rewarded, config, axis_name)
@@ -73,8 +70,6 @@ def make_trajectories(
     if config.logprobs == "recompute" and rollout.logprobs is not None:
         log_ratio = jnp.where(mask, scored.logprobs - rollout.logprobs, 0.0)
         stats |= _mismatch_stats(log_ratio, mask, axis_name)
-        if rl.importance_cap is not None:
-            trajectories = _truncated_importance(trajectories, log_ratio, rl.importance_cap)
     if scored.entropy is not None:
         trajectories = _of_high_entropy(trajectories, scored.entropy, rl.top_entropy_quantile, axis_name)
     if rl.positive_nll:
@@ -83,17 +78,6 @@ def make_trajectories(
     stats["objective/rlhf_reward"] = stats["objective/scores"] + non_score_reward
     controls = controls._replace(kl_coef=next_kl_coef, moments=moments, bad_updates=bad_updates)
     return controls, trajectories, stats
-
-
-def _truncated_importance(trajectories: Trajectories, log_ratio: Array, cap: float) -> Trajectories:
-    """Weigh advantages by min(rho, cap), rho = pi / pi_sampler before the update; of a completion where they are.
-
-    As the weight is never negative, this is the same as weighing the clipped loss.
-
-    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (TIS).
-    """
-    at_level = log_ratio if trajectories.advantages.ndim == log_ratio.ndim else jnp.sum(log_ratio, axis=1)
-    return trajectories._replace(advantages=trajectories.advantages * jnp.minimum(jnp.exp(at_level), cap))
 
 
 def _of_high_entropy(trajectories: Trajectories, entropy: Array, share: float, axis_name: Axes) -> Trajectories:
@@ -164,11 +148,11 @@ def _kl(
     if rl.row.kl == "reward":
         stats["objective/non_score_reward"] = -controls.kl_coef * mean_kl
     next_kl_coef = controls.kl_coef
-    if rl.adap_kl_ctrl:
+    if rl.kl_target is not None:
         # Steered by the KL itself, whatever the reward uses: abs and k2 are no estimates of it.
         unbiased = mean_k1 if scored.full_kl is None else mean_kl
         next_kl_coef = losses.adapted_kl_coef(
-            controls.kl_coef, unbiased, rl.kl_target or 0.0, rl.kl_horizon, config.batch_size
+            controls.kl_coef, unbiased, rl.kl_target, rl.kl_horizon, config.batch_size
         )
     return kl, stats, next_kl_coef
 

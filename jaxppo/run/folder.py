@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import DataConfig, RunConfig
+from jaxppo.config.gone import completed, renewed
 from jaxppo.config.paths import is_partial, write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
@@ -370,7 +371,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: 
         now: see `check_settings`.
         config: see `check_settings`.
     """
-    before = plain_values(flatten(type(config)())) | dict(before)
+    before = completed(plain_values(flatten(type(config)())) | renewed(before, now))
     return {
         name: value
         for name, value in before.items()

@@ -150,7 +150,7 @@ def find(name: str) -> Metric | None:
 
 _COUNTED_BY_RUN = (
     *("reward/errors", "reward/timeouts", "reward/not_scorable"),
-    *("reward/zero_variance_groups", "reward/resampled_groups", "reward/extra_batches"),
+    "reward/zero_variance_groups",
 )
 
 

@@ -7,7 +7,15 @@ import pytest
 
 from jaxppo.config import EvaluateConfig, RLConfig, SFTConfig, TrainConfig, sources
 from jaxppo.config.paths import cache_dir
-from jaxppo.config.sources import flatten, parse_cli, preset_values, read_yaml, replace, write_yaml
+from jaxppo.config.sources import (
+    flatten,
+    parse_cli,
+    preset_values,
+    read_yaml,
+    replace,
+    setting_names,
+    write_yaml,
+)
 from jaxppo.errors import ConfigError
 
 COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "evaluate": EvaluateConfig}
@@ -126,16 +134,16 @@ def test_parse_cli_names_a_bad_yaml_key_in_one_line(tmp_path, text, named):
 
 def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
     text = "learning_rate: 1e-4\nmax_grad_norm:\nwhiten_rewards: yes\neval_splits: [dev, test_longer]\n"
-    text += "val_timeout_s: 5\nreward_clip_range: [-1, 1]\ntest_sizes: 4:16\nrl_sizes: '5:100'\ndata_seed: 0x10\n"
+    text += "reward_timeout_s: 5\nreward_clip_range: [-1, 1]\nsft_model_path: 4:16\ndata_seed: 0x10\n"
     parsed = parse("--config", yaml_file(tmp_path, text))
     assert parsed.optimizer.learning_rate == 1e-4  # PyYAML reads 1e-4 as text
     assert parsed.optimizer.max_grad_norm is None
     assert parsed.rl.whiten_rewards is True
     assert parsed.data.eval_splits == ("dev", "test_longer")
-    assert (parsed.reward.val_timeout_s, type(parsed.reward.val_timeout_s)) == (5.0, float)
+    assert (parsed.reward.reward_timeout_s, type(parsed.reward.reward_timeout_s)) == (5.0, float)
     assert parsed.rl.reward_clip_range == (-1.0, 1.0)
     assert {type(end) for end in parsed.rl.reward_clip_range} == {float}
-    assert (parsed.data.test_sizes, parsed.data.rl_sizes) == ("4:16", "5:100")  # and not numbers of base 60
+    assert parsed.sft_model_path == "4:16"  # and not a number of base 60
     assert parsed.data.data_seed == 16
     # A word for yes or no is what the setting says.
     text = "dataset: off\neval_splits: [on, no, x]\nheadline_split: no\nwhiten_rewards: on\n"
@@ -191,9 +199,9 @@ def test_read_yaml_names_a_file_that_is_no_text(tmp_path):
 CHANGES = {
     "train": "--preset tiny --seed 7 --learning_rate 1e-5 --value_model_path some:folder --whiten_rewards"
     " --eval_steps 3 --eval_splits test_longer dev --max_grad_norm None --lam 0.1 --reward_clip_range -1 0.1"
-    " --save_steps 0.1 --stop_token_id 0 --min_p 0.1 --kl_estimator full --adap_kl_ctrl --kl_target 6",
-    "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_epsilon 1e-9",
-    "evaluate": "--seed 7 --model null --eval_validator builtin --train_sizes 3:1",
+    " --save_steps 0.1 --stop_token_id 0 --min_p 0.1 --kl_estimator full --kl_target 6",
+    "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_beta2 0.9",
+    "evaluate": "--seed 7 --model null --eval_validator builtin --sizes train=3:1",
 }
 
 
@@ -253,14 +261,59 @@ def test_presets_of_every_command_are_complete_configurations(command):
         replace(COMMANDS[command](), **preset_values(command, name))
 
 
-def test_help_shows_the_docstrings_and_defaults_of_all_groups(capsys):
+def help_of(command, flag, capsys):
     with pytest.raises(SystemExit) as stop:
-        parse("--help")
+        parse(flag, command=command)
     assert not stop.value.code
-    shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    return re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def test_help_all_shows_the_meanings_and_defaults_of_all_flags(capsys):
+    shown = help_of("train", "--help_all", capsys)
     assert "(alias --beta)" in shown and "default: num_train_epochs" in shown
-    assert "--parallel {shard_map,pmap,fsdp}" in shown
-    assert [name for name in flatten(TrainConfig()) if f"--{name} " not in shown and f"--{name}," not in shown] == []
+    assert "--parallel {shard_map,pmap,fsdp} (default: shard_map)" in shown
+    assert [name for name in setting_names(TrainConfig) if f"--{name} " not in shown] == []
+    assert "--val_timeout_s" not in shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_begins_with_twelve_flags_whose_examples_can_be_read(command, capsys):
+    shown = help_of(command, "--help", capsys)
+    examples = COMMANDS[command].FIRST
+    assert len(examples) == 12
+    places = [shown.index(f"e.g. {example}") for example in examples]
+    assert places == sorted(places)
+    for example in examples:
+        if example not in ("--resume", "--pddl_dir instances", "--num_samples 8", "--use_peft"):  # with others
+            parse(*example.split(), command=command)
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--test_sizes", "--sizes test=4:40"),
+        ("--process_id", "--coordinator_address"),
+        ("--val_timeout_s", "in Python"),
+        ("--eval_top_k", "in Python"),
+    ],
+)
+def test_a_flag_that_is_gone_says_what_to_do(flag, says):
+    assert says in error_line(flag, "1")
+
+
+def test_a_file_of_an_older_version_is_read_or_refused_by_name(tmp_path):
+    """Values of settings that are gone are read where they change nothing, or where another setting has them now."""
+    old = "test_sizes: '4:7'\ntrain_sizes: '3:2000,4:6000,5:24000'\nconnect_timeout_s: 120\nval_timeout_s: 30.0\n"
+    parsed = parse("--preset", "tiny", "--config", yaml_file(tmp_path, old))
+    assert (parsed.data.part("sizes", "test"), parsed.data.part("sizes", "rl")) == ("4:7", "4:24")
+    for text, name in {"connect_timeout_s: 9": "connect_timeout_s", "val_timeout_s: 5": "val_timeout_s"}.items():
+        assert error_line("--config", yaml_file(tmp_path, text)).startswith(f"{name}: ")
+
+
+def test_a_flag_of_several_parts_changes_those_that_it_names(tmp_path):
+    given = yaml_file(tmp_path, "preset: tiny\nsizes: ['test=4:5']\n")
+    data = parse("--config", given, "--sizes", "rl=4:6", "--seed", "1", "--sizes=test_longer=5:8").data
+    assert data.sizes == ("train=3:2000,4:6000,5:24000", "rl=4:6", "test=4:5", "test_longer=5:8")
 
 
 def test_a_mapping_is_json_on_the_command_line_and_a_mapping_in_a_file_and_survives_both_ways(tmp_path):

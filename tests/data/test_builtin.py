@@ -21,7 +21,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path / "cache"))
 
 
-SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
+SMALL = DataConfig(sizes=("train=3:4", "rl=3:2", "test=3:3", "test_longer=4:2"))
 
 
 def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
@@ -30,7 +30,7 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built again"))
         assert data.load_split(SMALL, "test") == built
-    other = data.load_split(DataConfig(test_sizes="3:4"), "test")  # another request, another file
+    other = data.load_split(DataConfig(sizes=("test=3:4",)), "test")  # another request, another file
     assert len(other) == 4
     assert data.load_split(SMALL, "test") == built
     monkeypatch.setattr(datasets, "GENERATOR_VERSION", 99)
@@ -50,7 +50,7 @@ def test_load_split_builds_once_and_then_reads_the_cache(monkeypatch):
 def test_the_shipped_splits_begin_with_what_would_be_built(split, most, monkeypatch):
     """Of each size the first problems: later ones do not change them."""
     config = DataConfig()
-    sizes = parse_sizes(getattr(config, f"{split}_sizes"))
+    sizes = parse_sizes(config.part("sizes", split))
     built = datasets.build_split(split, sizes={n: min(rows, most) for n, rows in sizes.items()}, seed=0, unique=True)
     with monkeypatch.context() as patch:
         patch.setattr(datasets, "build_split", lambda **_: pytest.fail("built"))
@@ -60,7 +60,7 @@ def test_the_shipped_splits_begin_with_what_would_be_built(split, most, monkeypa
     assert built == [row for rows in by_size.values() for row in rows[:most]]
     with monkeypatch.context() as patch:
         patch.setattr(builtin.dataset_files, "read_split", lambda *_: pytest.fail("another request was read"))
-        assert data.load_split(DataConfig(data_seed=1, **{f"{split}_sizes": "3:2"}), split)
+        assert data.load_split(DataConfig(data_seed=1, sizes=(f"{split}=3:2",)), split)
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.full)])
@@ -110,4 +110,4 @@ def test_generators_give_the_rows_of_their_version():
 
 def test_all_splits_with_too_few_problems_are_named_at_once():
     with pytest.raises(DataError, match=r"'test'.*'test_longer'"):
-        data.make_splits(DataConfig(test_sizes="3:99", test_longer_sizes="3:99"), ["test", "test_longer"])
+        data.make_splits(DataConfig(sizes=("test=3:99", "test_longer=3:99")), ["test", "test_longer"])

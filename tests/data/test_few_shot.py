@@ -14,7 +14,7 @@ from jaxppo.parallel import processes
 from jaxppo.planning.datasets.rows import build_split
 from tests.data.tokenizers import chat_tokenizer, words, write_rows
 
-SMALL = DataConfig(train_sizes="3:6,4:6", rl_sizes="4:5", n_shots=2)
+SMALL = DataConfig(sizes=("train=3:6,4:6", "rl=4:5"), n_shots=2)
 
 
 def text_split(folder, rows, split="train"):

@@ -14,7 +14,7 @@ from jaxppo.planning.datasets.rows import make_row, partition
 from jaxppo.planning.datasets.stream import stream_row
 from tests.planning.dataset_rows import problem_of
 
-STREAM = DataConfig(dataset="stream:blocksworld,ferry", stream_sizes=("ferry:1-2",), stream_test_rows=3)
+STREAM = DataConfig(dataset="stream:blocksworld,ferry", sizes=("ferry=1-2",), stream_rows=("test=3",))
 
 
 def of_epoch(rows_of, epoch, steps=5):
@@ -93,20 +93,20 @@ def test_splits_of_a_stream_are_drawn_once_and_its_words_are_known(tmp_path, mon
     tokenizer = data.word_tokenizer(data.words_of_dataset(STREAM))
     stream = data.stream_of(STREAM, "train")
     data.SupervisedData([*rows, *(stream_row(stream, number) for number in range(40))], tokenizer, 4, 0, 512)
-    with pytest.raises(DataError, match="stream_problems"):
+    with pytest.raises(DataError, match="stream_rows"):
         data.load_split(STREAM, "train")
     with pytest.raises(DataError, match="dev"):
         data.load_split(STREAM, "dev")
-    config = replace(STREAM, stream_rl_lengths="6-8")  # the augmentation `states` begins plans of these lengths
+    config = replace(STREAM, stream_lengths=("rl=6-8",))  # the augmentation `states` begins plans of these lengths
     assert data.stream_of(config, "train", ["states"]).begun_lengths == "6-8"
     assert data.stream_of(config, "train").begun_lengths is None
-    with pytest.raises(ConfigError, match="stream_long_lengths"):
-        data.stream_of(replace(STREAM, stream_long_lengths="9-20"), "test")
+    with pytest.raises(ConfigError, match="stream_lengths"):
+        data.stream_of(replace(STREAM, stream_lengths=("test_longer=9-20",)), "test")
 
 
 def test_train_of_a_stream_is_finite_with_a_number_of_problems(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path))
-    rows = data.load_split(replace(STREAM, stream_problems=20), "train")  # so many draws have one twice
+    rows = data.load_split(replace(STREAM, stream_rows=("train=20", "test=3")), "train")  # so many draws have one twice
     assert [row["domain"] for row in rows] == ["blocksworld"] * 20 + ["ferry"] * 20
     problems = [parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])) for row in rows]
     assert len({canonical_form(problem) for problem in problems}) == 40
@@ -118,7 +118,7 @@ def test_train_of_a_stream_is_finite_with_a_number_of_problems(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("stream_lengths", {"stream_lengths": "1-9"}),
+        ("stream_lengths", {"stream_lengths": ("train=1-9",)}),
         ("n_shots", {"dataset": "stream:ferry", "n_shots": 1}),
         ("filter_overlong_prompts", {"dataset": "stream:ferry", "filter_overlong_prompts": True}),
         ("augment", {"augment": "names", "number_objects": True}),

@@ -19,7 +19,7 @@ from jaxppo.parallel import processes
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets import files as dataset_files
 
-SMALL = DataConfig(train_sizes="3:4", rl_sizes="3:2", test_sizes="3:3", test_longer_sizes="4:2")
+SMALL = DataConfig(sizes=("train=3:4", "rl=3:2", "test=3:3", "test_longer=4:2"))
 
 
 @pytest.mark.parametrize(

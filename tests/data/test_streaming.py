@@ -122,7 +122,7 @@ def test_rows_of_a_step_that_are_too_long_make_room_for_others_and_are_counted(t
 def test_what_needs_all_rows_is_refused():
     common = {"dataset": "folder", "streaming": True, "total_episodes": 64}
     refused_by_train = {"total_episodes": None, "curriculum": "success", "reference_prefixes": 1, "n_shots": 1}
-    refused_by_train |= {"shuffle_buffer_size": 0, "dynamic_sampling": True}
+    refused_by_train |= {"shuffle_buffer_size": 0}
     for name, value in refused_by_train.items():
         with pytest.raises(ConfigError, match=f"^{name}"):
             replace(TrainConfig(), **common | {"algorithm": "grpo", name: value})

@@ -48,7 +48,7 @@ def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.full
 def test_the_self_test_makes_an_update_and_reads_its_checkpoint(monkeypatch):
-    sizes = ("--response_length", "16", "--test_sizes", "4:4", "--test_longer_sizes", "5:4")
+    sizes = ("--response_length", "16", "--sizes", "test=4:4", "test_longer=5:4")
     once = ("--num_ppo_epochs", "1", "--num_mini_batches", "1", "--lr_scheduler_type", "constant")
     flags = (*self_test.UPDATE, *sizes, *once, "--sft_model_path", ONE_LAYER)  # programs of test_train.py
     monkeypatch.setattr(self_test, "UPDATE", flags)

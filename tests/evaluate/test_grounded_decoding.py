@@ -1,81 +1,24 @@
-"""Decoders that look at the state: against a loop without cache, and with a planner in the place of the model."""
+"""The decoder that looks at the state, with a planner in the place of the model."""
 
 import random
 import re
 
-import jax
 import pytest
 
 from jaxppo import data
-from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
 from jaxppo.errors import DataError
-from jaxppo.evaluate.decoding import Completion, Decoder
-from jaxppo.evaluate.grounded_decoding import decode_grounded
-from jaxppo.parallel.devices import DataParallel
+from jaxppo.evaluate.decoding import Completion
+from jaxppo.evaluate.grounded_decoding import decode_regrounded
 from jaxppo.planning import parse_action, parse_domain, parse_problem, prompts, validate_actions
 from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.solve import search
 from jaxppo.planning.solve.walk import StateSpace
-from tests.evaluate.small_models import MODEL, logits_without_cache
 
 TOKENIZER = data.word_tokenizer()
 LENGTH, MOST = 14, 200
 ROWS = build_split("test", sizes={3: 4, 4: 3}, seed=0, unique=True)
-LONGER_ROWS = build_split("test", sizes={5: 6}, seed=1, unique=True)
-
-
-def make_decoder(batch_size, num_devices):
-    parallel = DataParallel(devices=jax.local_devices()[:num_devices])
-    settings = (DataConfig(), EvalConfig(eval_batch_size=batch_size), SamplingConfig(response_length=LENGTH))
-    return Decoder(MODEL, TOKENIZER, parallel, *settings)
-
-
-def likeliest_applicable(logits_after, row):
-    """The words of a plan, chosen one by one among those with which some plan of applicable actions goes on."""
-    space = StateSpace(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
-    prompt, words, state = row["prompt"].split(), [], space.start
-    ahead = []  # the rest of each action that may be meant
-    for _ in range(LENGTH):
-        if not ahead:
-            ahead = [([";"] if words else []) + list(action) for action in space.applicable(state)]
-            may = {rest[0] for rest in ahead} | {TOKENIZER.eos_token}
-        else:
-            may = {rest[0] for rest in ahead}
-        logits = logits_after(TOKENIZER(" ".join([*prompt, *words]))["input_ids"])
-        word = max(may, key=lambda word: logits[TOKENIZER.convert_tokens_to_ids(word)])
-        if word == TOKENIZER.eos_token:
-            return " ".join(words), True
-        words.append(word)
-        ahead = [rest[1:] for rest in ahead if rest[0] == word]
-        if [] in ahead:
-            state = space.after(state, tuple(" ".join(words).split(" ; ")[-1].split()))
-            ahead = []
-    return " ".join(words), False
-
-
-@pytest.fixture(scope="module")
-def likeliest(params):
-    logits_after = logits_without_cache(params)
-    return [likeliest_applicable(logits_after, row) for row in ROWS + LONGER_ROWS]
-
-
-# 13 rows: three full batches and a short one; on 2 devices rounded up to 6.
-@pytest.mark.parametrize(("batch_size", "num_devices"), [(4, 1), (5, 2)])
-def test_applicable_writes_the_likeliest_tokens_that_keep_the_plan_executable(
-    params, likeliest, batch_size, num_devices
-):
-    rows = ROWS + LONGER_ROWS
-    answers = decode_grounded("applicable", make_decoder(batch_size, num_devices), params, rows, MOST)
-    assert [answer[:2] for answer in answers] == likeliest
-    assert len({answer.text for answer in answers}) > 3  # else a batch in the wrong order would not show
-    assert max(answer.tokens for answer in answers) == LENGTH
-    whole = [text.rsplit(" ;", 1)[0] if not ended else text for text, ended, _ in answers]
-    plans = [prompts.parse_completion(text).actions for text in whole]
-    for row, plan in zip(rows, plans, strict=True):
-        assert validate_actions(row["domain_pddl"], row["problem_pddl"], plan).failed_step is None
-    assert max(map(len, plans)) > 2
 
 
 class Planner:
@@ -116,7 +59,7 @@ def test_reground_does_the_first_action_and_asks_again_from_there_until_the_goal
             facts = frozenset(map(" ".join, space.end_of(plan[:step])))
             rests[facts, goal] = prompts.render_completion(plan[step:])
     planner = Planner(lambda prompt: rests[state_and_goal(prompt)])
-    answers = decode_grounded("reground", planner, None, SHORT, MOST)
+    answers = decode_regrounded(planner, None, SHORT, MOST)
     for row, answer in zip(SHORT, answers, strict=True):
         assert [f"({step})" for step in answer.text.split(" ; ")] == row["reference_plan"]
     assert len(planner.asked) == sum(len(row["reference_plan"]) for row in SHORT) > len(SHORT) >= 3
@@ -147,7 +90,7 @@ class NumberedPlanner(Planner):
 def test_reground_numbers_the_objects_of_each_state_anew_where_those_of_the_problem_are_numbered():
     rows = [numbered_row(row, random.Random(row["id"])) for row in SHORT]
     planner = NumberedPlanner()
-    for row, answer in zip(rows, decode_grounded("reground", planner, None, rows, MOST), strict=True):
+    for row, answer in zip(rows, decode_regrounded(planner, None, rows, MOST), strict=True):
         plan = prompts.parse_completion(answer.text).actions
         assert validate_actions(row["domain_pddl"], row["problem_pddl"], plan).valid
     assert len(planner.asked) == sum(len(row["reference_plan"]) for row in rows) > len(rows)
@@ -163,7 +106,7 @@ def test_reground_numbers_the_objects_of_each_state_anew_where_those_of_the_prob
 )
 def test_reground_stops_where_the_model_does_not_go_on(completion, plan):
     planner = Planner(lambda prompt: completion)
-    [answer] = decode_grounded("reground", planner, None, ROWS[:1], MOST)
+    [answer] = decode_regrounded(planner, None, ROWS[:1], MOST)
     assert (answer.text, len(planner.asked)) == (plan, 1)
 
 
@@ -174,11 +117,11 @@ def test_reground_stops_at_the_most_tokens_of_a_plan():
     problem += f" (ontable {other}) (clear {block}) (clear {other}) (handempty)) (:goal (and (on {block} {other}))))"
     row = ROWS[0] | {"problem_pddl": problem, "prompt": prompts.render_prompt(BLOCKSWORLD.pddl, problem)}
     planner = Planner(lambda prompt: f"{up['handempty' if 'handempty' in prompt else 'holding']} {block}")
-    [answer] = decode_grounded("reground", planner, None, [row], MOST)
+    [answer] = decode_regrounded(planner, None, [row], MOST)
     assert len(answer.text.split()) == LENGTH  # pick-up, put-down, pick-up ... of 2 words and a `;` each
     assert validate_actions(row["domain_pddl"], problem, prompts.parse_completion(answer.text).actions).goals == 1
 
 
 def test_reground_refuses_prompts_that_it_could_not_write_for_other_states():
     with pytest.raises(DataError, match=ROWS[0]["id"]):
-        decode_grounded("reground", Planner(lambda prompt: ""), None, [ROWS[0] | {"prompt": "solve it"}], MOST)
+        decode_regrounded(Planner(lambda prompt: ""), None, [ROWS[0] | {"prompt": "solve it"}], MOST)

@@ -13,7 +13,7 @@ from tests.hub_server import TOKEN
 from tests.one_layer import ONE_LAYER
 from tests.test_self_train import FLAGS as ROUNDS
 
-SIZES = ["--preset", "tiny", "--test_sizes", "4:4", "--test_longer_sizes", "5:4", "--response_length", "16"]
+SIZES = ["--preset", "tiny", "--sizes", "test=4:4", "test_longer=5:4", "--response_length", "16"]
 COMMANDS = {
     "train": (
         TrainConfig,

@@ -89,8 +89,9 @@ def test_a_refusal_of_the_first_process_is_that_of_all(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [0, 1])
-def test_waiting_for_the_others_is_bounded(tmp_path, number):
-    alone = commands(tmp_path / "run", "--connect_timeout_s", "2")[number]
+def test_waiting_for_the_others_is_bounded(tmp_path, number, monkeypatch):
+    monkeypatch.setenv("JAXPPO_CONNECT_TIMEOUT_S", "2")
+    alone = commands(tmp_path / "run")[number]
     statuses, (said,) = ends_of([alone], timeout_s=120)
     assert statuses == [2]
     assert "error: coordinator_address: " in said
@@ -126,7 +127,7 @@ processes.HEARTBEAT_S = 8
 number, address = int(sys.argv[1]), sys.argv[2]
 
 def command():
-    processes.join(RunConfig(coordinator_address=address, num_processes=2, process_id=number))
+    processes.join(RunConfig(coordinator_address=f"{address},{number}/2"))
     processes.wait_for_all()
     if number == 0:
         time.sleep(10)
@@ -144,19 +145,10 @@ def test_what_one_process_does_alone_at_the_end_may_take_longer_than_others_are_
     assert "written" in outputs[0]
 
 
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [
-        ({"coordinator_address": "somewhere"}, "coordinator_address"),
-        ({"coordinator_address": "host:1", "process_id": 2, "num_processes": 2}, "process_id"),
-        ({"coordinator_address": "host:1", "process_id": 0}, "process_id"),
-        ({"coordinator_address": "host:1", "num_processes": 0}, "num_processes"),
-        ({"connect_timeout_s": 0}, "connect_timeout_s"),
-    ],
-)
-def test_flags_that_cannot_be(flags, name):
-    with pytest.raises(ConfigError, match=name):
-        RunConfig(**flags)
+@pytest.mark.parametrize("address", ["somewhere", "host:1,2/2", "host:1,0", "host:1,0/0"])
+def test_addresses_that_cannot_be(address):
+    with pytest.raises(ConfigError, match=r"^coordinator_address: "):
+        RunConfig(coordinator_address=address)
 
 
 def test_one_process_agrees_with_itself_and_distributed_is_refused_without_a_cluster(monkeypatch):

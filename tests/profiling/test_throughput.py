@@ -3,21 +3,11 @@ import pytest
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import flops
 from jaxppo.profiling.flops import Models, Products, Shapes, of_update
 from jaxppo.profiling.throughput import Throughput
 
 MODELS = Models(Products(trunk=1000, last=400, adapter=0, head=500, attention=16, layers=2), None)
 SHAPES = Shapes(8, 16, 8, 16, 12, 32)
-
-
-def test_batches_sampled_in_the_place_of_others_count():
-    config = TrainConfig()
-    once, scoring = of_update(config, MODELS, SHAPES), flops.scoring(config, MODELS, SHAPES)
-    sampling = flops.sampling(MODELS.policy, SHAPES)
-    assert once == sampling + scoring + flops.learning(config, MODELS, SHAPES)
-    more = of_update(config, MODELS, SHAPES, extra_batches=3)
-    assert more - once == 3 * sampling + scoring > scoring > 0
 
 
 def test_an_unknown_device_has_a_utilisation_where_the_peak_of_one_is_given():

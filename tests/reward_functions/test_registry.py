@@ -16,7 +16,7 @@ from jaxppo.rewards import Failed
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"reward_funcs": ("plans",)}, "reward_funcs: .*soft_overlong_punishment"),
+        ({"reward_funcs": ("plans",)}, "reward_funcs: .*sentiment"),
         ({"reward_funcs": ("model",)}, "reward_model_path: .*reward_funcs"),
         ({"reward_server_url": "http://x"}, "reward_server_url: .*reward_funcs"),
     ],

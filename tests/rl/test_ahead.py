@@ -117,12 +117,6 @@ def test_stage_times_of_every_kind_of_update(own, ahead, rewarded, rollout, rewa
     assert times == {f"time/{name}_s": value for name, value in expected.items() if value is not None}
 
 
-def test_what_is_sampled_in_the_place_of_others_counts_as_sampling_not_as_reward():
-    """Began at 10; its own rewards at 18, and 5 of the 9 seconds after them sampled other prompts."""
-    times = stage_times(at(10.0, 14.0, 15.0), None, 27.0, 30.0, resampling=5.0)
-    assert times == {"time/rollout_s": 9.0, "time/reward_s": 8.0, "time/reward_wait_s": 7.0, "time/update_s": 3.0}
-
-
 def test_of_our_own_rewards_only_the_model_needs_the_devices():
     needing = RewardConfig(reward_funcs=("plan", "model"), reward_model_path="somewhere")
     assert registry.need_devices(needing)

@@ -3,9 +3,10 @@
 import shutil
 
 import pytest
+import yaml
 
 from jaxppo.config import RunConfig, SFTConfig, TrainConfig, paths
-from jaxppo.config.sources import read_yaml, replace
+from jaxppo.config.sources import parse_cli, read_yaml, replace
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.run import folder as run_folder
 
@@ -169,3 +170,24 @@ def test_a_resume_that_finds_no_run_is_warned_of(tmp_path, capsys):
     assert not run.is_finished()
     out = capsys.readouterr().out
     assert out.startswith(f"warning: output_dir: {run.folder} ") and out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "name"), [("", None), ("lam_value: 0.5\n", "lam_value"), ("audit_rate: 0.5\n", "audit_rate")]
+)
+def test_a_run_of_an_older_version_goes_on_unless_it_had_what_is_gone(tmp_path, old, name):
+    flags = ["--output_dir", str(tmp_path)]
+    config = parse_cli(TrainConfig, "train", ["--preset", "tiny", *flags])
+    run_folder.claim(tmp_path, config, config.run)
+    path = tmp_path / "config.yaml"
+    now = read_yaml(path)
+    del now["sizes"]
+    before = {"rl_sizes": "4:24", "test_sizes": "4:16", "test_longer_sizes": "5:32", "length_penalty": 0.0}
+    path.write_text(yaml.safe_dump(now | before) + old)
+    resume = [*flags, "--resume"]
+    if name is None:
+        config = parse_cli(TrainConfig, "train", resume)
+        assert run_folder.check(tmp_path, config, config.run) and config.data.part("sizes", "test") == "4:16"
+    else:
+        with pytest.raises(ConfigError, match=f"^{name}: "):
+            parse_cli(TrainConfig, "train", resume)

@@ -49,7 +49,8 @@ def count(config, stop_at=None, evaluate=None, between_stages=False):
             os.kill(os.getpid(), signal.SIGTERM)
             if between_stages:
                 preemption.check()
-        record = {"step": number + 1, "objective/scores": float((number + 1) ** 2)}
+        score = float((number + 1) ** 2)
+        record = {"step": number + 1, "objective/scores": score, "loss": score}
         return StepOutput(state_at(number + 1), record)
 
     meta = run.meta(config, {})
@@ -106,7 +107,7 @@ def test_a_run_that_is_stopped_between_the_stages_of_an_update_saves_the_one_bef
 
 
 def test_the_checkpoint_of_the_best_record_is_kept_beside_the_latest_ones(tmp_path):
-    best = {"metric_for_best_model": "objective/scores", "greater_is_better": False, "save_total_limit": 1}
+    best = {"metric_for_best_model": "loss", "save_total_limit": 1}
     assert steps_of(count(configured(tmp_path / "run", **best))) == [2, 6]
 
 

@@ -99,7 +99,7 @@ def test_a_run_that_is_killed_and_stopped_in_every_stage_equals_the_uninterrupte
 
 
 def sft_config(folder, **changes):
-    sizes = {"train_sizes": "3:50", "test_sizes": "4:4", "eval_splits": ("test",), "response_length": 8}
+    sizes = {"sizes": ("train=3:50", "test=4:4"), "eval_splits": ("test",), "response_length": 8}
     model = {"hidden_size": 16, "num_hidden_layers": 1, "batch_size": 16, "total_episodes": 96, "warmup_steps": 0}
     run = {"output_dir": str(folder), "quiet": True, "save_steps": 50, "save_total_limit": 1}
     return replace(SFTConfig(), **sizes, **model, **run, **changes)
@@ -165,7 +165,7 @@ def text_folder(tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("streamed", [False, True])
 def test_rows_of_a_stream_are_the_same_after_a_resume(tmp_path, monkeypatch, text_folder, streamed):
-    changes = {"dataset": "stream:blocksworld,ferry", "stream_test_rows": 2}
+    changes = {"dataset": "stream:blocksworld,ferry", "stream_rows": ("test=2",)}
     if streamed:
         changes = text_folder | {
             "tokenizer_path": ONE_LAYER,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from jaxppo.config import DataConfig, require, require_repo_id
+from jaxppo.config import DataConfig, Validator, require, require_repo_id
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES
 
@@ -251,7 +251,7 @@ class InspectConfig:
     """Splits to look at; default: all."""
     show: int = 0
     """Rows of each split to print."""
-    validator: Literal["builtin", "val", "auto"] = "auto"
+    validator: Validator = "auto"
     """Who judges the reference plans: the in-process validator, VAL, or builtin where it covers the domain."""
     json: str | None = None
     """File for what was found; default: nothing is written."""

@@ -85,13 +85,13 @@ class Stream:
         if len({*self.domains}) < len(self.domains):
             raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
         lengths = parse_lengths(self.lengths, "stream_lengths")
-        if self.begun_lengths is not None and parse_lengths(self.begun_lengths, "stream_rl_lengths")[0] < lengths[0]:
+        if self.begun_lengths is not None and parse_lengths(self.begun_lengths, "stream_lengths")[0] < lengths[0]:
             expected = f"lengths of at least {lengths[0]}, the first of stream_lengths, with augment states"
-            raise ConfigError(f"stream_rl_lengths: expected {expected}, got {self.begun_lengths}")
-        for name, sizes in parse_domain_sizes(self.sizes, "stream_sizes").items():
+            raise ConfigError(f"stream_lengths: expected rl with {expected}, got {self.begun_lengths}")
+        for name, sizes in parse_domain_sizes(self.sizes, "sizes").items():
             if name not in self.domains or not {*sizes} <= {*DOMAINS[name].sizes}:
                 expected = "a domain of the stream, and sizes that docs/datasets.md lists"
-                raise ConfigError(f"stream_sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
+                raise ConfigError(f"sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
 
 
 def stream_row(stream: Stream, number: int) -> Row:
@@ -149,7 +149,7 @@ def _draw(
             return text, plan
     raise DataError(
         f"stream of {name}, split {split}: expected plans of {lengths} steps from sizes {sizes[0]}-{sizes[-1]}, got "
-        f"none in {_MAX_DRAWS} draws; --stream_sizes takes others"
+        f"none in {_MAX_DRAWS} draws; --sizes takes others"
     )
 
 

@@ -28,10 +28,6 @@ class StateSpace:
     def __init__(self, problem: Problem):
         self._steps, self._goal, self.start = reachable_steps(problem), problem.goal, problem.init
 
-    def applicable(self, state: State) -> list[Action]:
-        """Return the actions whose preconditions hold, in the order of their names."""
-        return [action for action, step in self._steps.items() if _applies(step, state)]
-
     def after(self, state: State, action: Action) -> State | None:
         """Return the state behind an action; None where it does not apply."""
         step = self._steps.get(action)

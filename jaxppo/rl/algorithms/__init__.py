@@ -19,7 +19,6 @@ class Rewarded(NamedTuple):
     counted: Array  # [B] bool, the completions that have a score
     kl: Array  # [B, C] fp32, per-token KL to the reference; 0 without one
     kl_coef: Array  # [] fp32, weight of the KL in the reward
-    warming_up: Array  # [] bool, whether the value model alone learns
     token_scores: Array | None = None  # [B, C] fp32, the scores in parts: rows of learned completions add up to them
     steps: Array | None = None  # [B, C] bool, tokens that have a part, be it 0
 

@@ -21,9 +21,6 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
     rewards = advantages.token_rewards(
         rewarded.scores, rewarded.kl, mask, rewarded.kl_coef, values_mask, rewarded.token_scores
     )
-    lam_value: Array | float | None = rl.lam_value
-    if rl.value_warmup_updates:
-        lam_value = jnp.where(rewarded.warming_up, 1.0, rl.lam if lam_value is None else lam_value)
     estimates = advantages.whitened_gae(
         rewards,
         values,
@@ -31,7 +28,6 @@ def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) 
         values_mask,
         gamma=rl.gamma,
         lam=rl.lam,
-        lam_value=lam_value,
         whiten_rewards=rl.whiten_rewards,
         axis_name=axis_name,
     )

@@ -202,7 +202,7 @@ def test_processes_give_the_rows_of_the_stream_wherever_they_begin():
 def test_what_cannot_be_drawn_is_said(monkeypatch):
     monkeypatch.setattr("jaxppo.planning.datasets.stream._MAX_DRAWS", 20)
     impossible = replace(STREAM, domains=("blocksworld",), sizes=("blocksworld:2-2",), lengths="9-9")
-    with pytest.raises(DataError, match=r"blocksworld.*9-9.*2-2.*20.*--stream_sizes"):
+    with pytest.raises(DataError, match=r"blocksworld.*9-9.*2-2.*20.*--sizes"):
         stream_row(impossible, 0)
     with pytest.raises(DataError, match=r"train_split.*blocksworld"):
         StreamAhead(impossible, 2, 1).batch(0)
@@ -218,11 +218,11 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
     [
         ("dataset", {"domains": ("blocks",)}),
         ("dataset", {"domains": ("ferry", "ferry"), "sizes": ()}),
-        ("stream_sizes", {"sizes": ("ferry:1-99",)}),
-        ("stream_sizes", {"sizes": ("hanoi:2-3",)}),
+        ("sizes", {"sizes": ("ferry:1-99",)}),
+        ("sizes", {"sizes": ("hanoi:2-3",)}),
         ("prompt_style", {"prompt_style": "prose"}),
         ("stream_lengths", {"lengths": "5"}),
-        ("stream_rl_lengths", {"begun_lengths": "1-6"}),
+        ("stream_lengths", {"begun_lengths": "1-6"}),
     ],
 )
 def test_check_refuses_what_does_not_exist(name, changes):

@@ -1,0 +1,96 @@
+"""What `--help` prints: the settings that a newcomer needs, in the order of use; with `--help_all` all of them."""
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Collection, Iterator
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+
+_WIDTH = 110
+
+
+def show_help(config_class: Any, command: str, names: list[str], args: list[str]) -> None:
+    """Print the help where a command line asks for it, and exit.
+
+    Args:
+        config_class: configuration of the command; its `FIRST` has the flags of `--help`, each in an example.
+        command: its name.
+        names: its flags.
+        args: the command line.
+    """
+    asked = {arg.replace("-", "_") for arg in args} & {"_h", "__help", "__help_all"}
+    if asked:
+        _print_help(config_class, command, names, everything="__help_all" in asked)
+
+
+def _print_help(config_class: Any, command: str, names: list[str], everything: bool) -> NoReturn:
+    first = [] if everything else getattr(config_class, "FIRST", ())
+    print(f"usage: python -m jaxppo.{command} [flags]\n\n{_summary(config_class)}\n")
+    if first:
+        print(f"{len(first)} of its {len(names)} flags, in the order of use; --help_all explains every one of them.\n")
+        flags = dict(_described(config_class, names))
+        for example in first:
+            print(f"{flags[example.split()[0].removeprefix('--')]}      e.g. {example}\n")
+    else:
+        for group in _groups(config_class):
+            own = [text for name, text in _described(group, names, inside=False)]
+            if own:
+                print(f"{group.__name__}: {_summary(group)}\n\n" + "\n".join(own))
+    sys.exit(0)
+
+
+def _described(config_class: Any, names: Collection[str], inside: bool = True) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a class, with or without those of its groups, each with its lines of help."""
+    meaning, config = meanings(config_class), config_class()
+    for spec in dataclasses.fields(config_class):
+        if dataclasses.is_dataclass(spec.type):
+            if inside:
+                yield from _described(spec.type, names)
+        elif spec.name in names:
+            default = getattr(config, spec.name)
+            usual = "" if default is None or default == () else f"  (default: {as_text(default)})"
+            text = textwrap.indent(textwrap.fill(meaning[spec.name], _WIDTH - 6), " " * 6)
+            yield spec.name, f"  --{spec.name} {metavar(spec.type)}{usual}\n{text}\n"
+
+
+def _groups(config_class: Any) -> list[Any]:
+    """Return the groups of a command, and behind them the command, for its own settings."""
+    groups = [spec.type for spec in dataclasses.fields(config_class) if dataclasses.is_dataclass(spec.type)]
+    return [*groups, config_class]
+
+
+def meanings(settings: Any) -> dict[str, str]:
+    """Return what the text under each field of a class says, on one line each."""
+    (definition,) = ast.parse(inspect.getsource(settings)).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
+
+
+def metavar(annotation: Any) -> str:
+    """Return what stands behind a flag for its value: the choices in braces, or the type in capitals."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return f"{{{','.join(arguments)}}}"
+    if origin is Annotated:
+        return arguments[1].metavar
+    if origin in (Union, types.UnionType):
+        return "|".join(metavar(argument) for argument in arguments if argument is not type(None))
+    if origin is tuple:
+        return f"{metavar(arguments[0])} ..." if arguments[-1] is ... else " ".join(map(metavar, arguments))
+    return {str: "TEXT", int: "INTEGER", float: "NUMBER", bool: "[True|False]"}[annotation]
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a command line has it."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _summary(settings: Any) -> str:
+    return (settings.__doc__ or "").partition("\n")[0]
