@@ -1,4 +1,4 @@
-"""Print the rows of a table of docs/experiments from the runs of a script in this folder: `python runs/table.py FOLDER`."""
+"""Print the rows of a table of docs/experiments from a script's runs: `python runs/table.py FOLDER`."""
 
 import json
 import sys

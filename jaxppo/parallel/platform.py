@@ -87,8 +87,8 @@ def give_back_memory_of_compilations() -> None:
     if trim is None:
         return
 
-    def compiled(event: str, seconds: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and seconds > _LONG_COMPILATION_S:
+    def compiled(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > _LONG_COMPILATION_S:
             trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(compiled)

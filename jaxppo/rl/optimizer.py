@@ -172,7 +172,7 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
-def keep_or_take(taken: Array, new: Any, old: Any) -> Any:
+def keep_or_take(taken: Array | bool, new: Any, old: Any) -> Any:
     """Return a tree's new arrays where `taken`, else the old ones; number by number, as a branch would hold both."""
     return jax.tree.map(lambda new, old: jnp.where(taken, new, old), new, old)
 
