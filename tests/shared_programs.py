@@ -48,10 +48,12 @@ def _learner(self: train.Inputs, config: TrainConfig, parallel: DataParallel) ->
     return _LEARNERS[key]
 
 
-def _map(self: DataParallel, program: Any, row_axes: Any, out_axes: Any, donate: tuple[int, ...] = ()) -> Any:
+def _map(
+    self: DataParallel, program: Any, row_axes: Any, out_axes: Any, donate: tuple[int, ...] = (), **options: Any
+) -> Any:
     """Compile a function with fixed arguments, as samplers are, once for equal arguments."""
-    if not isinstance(program, partial) or hasattr(program.func, "__self__"):
-        return _map_anew(self, program, row_axes, out_axes, donate)
+    if not isinstance(program, partial) or hasattr(program.func, "__self__") or options:
+        return _map_anew(self, program, row_axes, out_axes, donate, **options)
     arguments = tuple(sorted(program.keywords.items()))
     key = _devices(self), program.func, program.args, arguments, tuple(row_axes), out_axes, donate
     try:

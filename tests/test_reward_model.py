@@ -403,8 +403,6 @@ BAD_INPUT = {
     "batch": (["--batch_size", "6"], ConfigError, "^batch_size: .*4"),
     "too long": (["--max_length", "3"], DataError, "split train: .*3 tokens, got 60"),
     "adapter on nothing": (["--use_peft"], ConfigError, "^model_path: .*use_peft"),
-    "adapter to start from": (["--use_peft", "--lora_path", "x"], ConfigError, "^lora_path: "),
-    "two rates": (["--value_learning_rate", "1"], ConfigError, "^value_learning_rate: "),
     "centering": (["--center_rewards_coefficient", "-1"], ConfigError, "^center_rewards_coefficient: "),
     "a metric of another split": (
         ["--eval_steps", "1", "--metric_for_best_model", "eval/dev/accuracy"],

@@ -53,7 +53,7 @@ class PeftConfig:
     """Rank."""
     lora_alpha: float = 32.0
     """The adapter's product is multiplied by lora_alpha / lora_r."""
-    lora_target_modules: tuple[str, ...] | None = python_only(None)
+    lora_target_modules: tuple[str, ...] | None = None
     """Linear layers with an adapter, by the end of their name in transformers (query_key_value, mlp.c_fc); default: all
     of the trunk."""
     use_rslora: bool = python_only(False)

@@ -38,7 +38,6 @@ class SelfTrainConfig:
         "eval_validator",
         "eval_top_k",
         "eval_top_p",
-        "hub_private",
         "target",
         "metric_for_best_model",
         "output_min_length",

@@ -50,7 +50,6 @@ class SFTConfig:
         "eval_validator",
         "eval_top_k",
         "eval_top_p",
-        "hub_private",
         "n_shots",
         "number_objects",
         "input_min_text_length",
@@ -229,7 +228,6 @@ class RewardModelConfig:
     UNREAD: ClassVar[tuple[str, ...]] = (
         "value_learning_rate",
         "lora_path",
-        "hub_private",
     )
     """Fields of the groups that this command has no flags for."""
 

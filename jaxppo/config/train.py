@@ -43,7 +43,6 @@ class TrainConfig:
         "eval_validator",
         "eval_top_k",
         "eval_top_p",
-        "hub_private",
     )
     """Fields of the groups that this command has no flags for."""
 

@@ -204,7 +204,8 @@ class DataParallel:
             )
             specs = out_specs
             if donate and row_axes[donate[0]] is None:
-                specs = (in_specs[donate[0]], *specs[1:])
+                taken_over = in_specs[donate[0]]
+                specs = (taken_over, *specs[1:]) if isinstance(out_axes, tuple) else taken_over
             with partition.tracing(self._undivided(args)):
                 mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=specs, check_vma=False)
                 return mapped(*args)

@@ -133,7 +133,7 @@ def test_a_further_family_brings_everything_that_others_ask_for(toy):
     adapter = lora.init_adapter(toy, lora.LoraConfig(r=2, target_modules=("q",)), jax.random.key(0))
     assert adapter["trunk"]["layers"]["1"]["query"]["lora_a"].shape == (12, 2)
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
-    start = sft.start_model(replace(SFTConfig(), model_type="toy", rotary_pct=1.0, **sizes))
+    start = sft.start_model(replace(SFTConfig(), model_type="toy", model_kwargs={"rotary_pct": 1.0}, **sizes))
     assert (start.model.model_type, start.model.intermediate_size) == ("toy", 48)
     assert flops.of_models(toy, toy, {"policy": random_params(toy)})
     for ask in (
