@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import os
 import sys
 import textwrap
 import types
@@ -27,19 +28,28 @@ def show_help(config_class: Any, command: str, names: list[str], args: list[str]
 
 
 def _print_help(config_class: Any, command: str, names: list[str], everything: bool) -> NoReturn:
+    try:
+        for part in _parts(config_class, command, names, everything):
+            print(part, flush=True)
+    except BrokenPipeError:  # who reads it has enough, as in `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def _parts(config_class: Any, command: str, names: list[str], everything: bool) -> Iterator[str]:
+    """Yield what is printed, part by part."""
     first = [] if everything else getattr(config_class, "FIRST", ())
-    print(f"usage: python -m jaxppo.{command} [flags]\n\n{_summary(config_class)}\n")
+    yield f"usage: python -m jaxppo.{command} [flags]\n\n{_summary(config_class)}\n"
     if first:
-        print(f"{len(first)} of its {len(names)} flags, in the order of use; --help_all explains every one of them.\n")
+        yield f"{len(first)} of its {len(names)} flags, in the order of use; --help_all explains every one of them.\n"
         flags = dict(_described(config_class, names))
         for example in first:
-            print(f"{flags[example.split()[0].removeprefix('--')]}      e.g. {example}\n")
-    else:
-        for group in _groups(config_class):
-            own = [text for name, text in _described(group, names, inside=False)]
-            if own:
-                print(f"{group.__name__}: {_summary(group)}\n\n" + "\n".join(own))
-    sys.exit(0)
+            yield f"{flags[example.split()[0].removeprefix('--')]}      e.g. {example}\n"
+        return
+    for group in _groups(config_class):
+        own = [text for name, text in _described(group, names, inside=False)]
+        if own:
+            yield f"{group.__name__}: {_summary(group)}\n\n" + "\n".join(own)
 
 
 def _described(config_class: Any, names: Collection[str], inside: bool = True) -> Iterator[tuple[str, str]]:
