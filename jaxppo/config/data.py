@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import JsonMapping, python_only, require, require_mapping, require_positive
+from jaxppo.config.checks import JsonMapping, require, require_mapping, require_positive
 
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
@@ -235,7 +235,7 @@ class StreamingConfig:
     streaming: bool = False
     """Read the rows of train_split as they are needed, not all of them before the first step, for data larger than
     memory: a file of a folder, or whatever the `datasets` library streams. total_episodes says how long the run is."""
-    shuffle_buffer_size: int = python_only(SHUFFLE_BUFFER_SIZE)
+    shuffle_buffer_size: int = SHUFFLE_BUFFER_SIZE
     """With streaming: how many rows are held and shuffled at a time; 1 leaves those of a file in their order."""
 
     def __post_init__(self) -> None:

@@ -210,6 +210,8 @@ class DataParallel:
                 mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=specs, check_vma=False)
                 return mapped(*args)
 
+        # The name that the program has in profiles and logs of compilations.
+        call.__name__ = getattr(getattr(program, "func", program), "__name__", call.__name__)
         return jax.jit(call, donate_argnums=donate, compiler_options=compiler_options)
 
     def _out_specs(self, out_axes: RowAxis | tuple[RowAxis, ...]) -> Any:
