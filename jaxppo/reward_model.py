@@ -203,12 +203,7 @@ class Training(TrainedAlone):
 
     def make_step(self, num_steps: int) -> Any:
         """Compile the optimizer step: (state, pairs with their weights) -> (state, stats)."""
-        rates = optimizer.make_learning_rates(self.config.optimizer, num_steps)
-        program = partial(self._step, rates=rates)
-        options = update.compiler_options([self._trained])
-        return self.parallel.map(
-            program, row_axes=(None, 2), out_axes=(None, None), donate=(0,), compiler_options=options
-        )
+        return self._compiled(optimizer.make_learning_rates(self.config.optimizer, num_steps))
 
     def _step(
         self, state: TrainState, mini_batches: tuple[PairBatch, Array], *, rates: optimizer.LearningRates

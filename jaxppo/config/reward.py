@@ -6,6 +6,20 @@ from typing import Literal
 
 from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
 
+OF_REWARDS_IN_TRAINING = (
+    "reward_weights",
+    "partial",
+    "normalise_by",
+    "partial_scale",
+    "reward_server_url",
+    "reward_server_columns",
+    "sentiment_model_path",
+    "sentiment_label",
+    "reward_timeout_s",
+    "on_error",
+)
+"""Fields of `RewardConfig` that supervised steps have no use for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:

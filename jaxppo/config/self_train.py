@@ -7,7 +7,7 @@ from jaxppo.config.checks import ComputeDtype, Validator, require, require_divis
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig
-from jaxppo.config.reward import RewardConfig
+from jaxppo.config.reward import OF_REWARDS_IN_TRAINING, RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
 
@@ -48,17 +48,8 @@ class SelfTrainConfig:
         "prompt_column",
         "min_prompt_characters",
         "reward_funcs",
-        "reward_weights",
-        "partial",
-        "normalise_by",
-        "partial_scale",
         "reward_model_path",
-        "reward_server_url",
-        "reward_server_columns",
-        "sentiment_model_path",
-        "sentiment_label",
-        "reward_timeout_s",
-        "on_error",
+        *OF_REWARDS_IN_TRAINING,
     )
     """Fields of the groups that this command has no flags for."""
 

@@ -17,7 +17,7 @@ from jaxppo.config.checks import (
 from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
-from jaxppo.config.reward import RewardConfig
+from jaxppo.config.reward import OF_REWARDS_IN_TRAINING, RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
 from jaxppo.config.sampling import EvalConfig
 
@@ -61,16 +61,7 @@ class SFTConfig:
         "metric_for_best_model",
         "adam_epsilon",
         "lora_path",
-        "reward_weights",
-        "partial",
-        "normalise_by",
-        "partial_scale",
-        "reward_server_url",
-        "reward_server_columns",
-        "sentiment_model_path",
-        "sentiment_label",
-        "reward_timeout_s",
-        "on_error",
+        *OF_REWARDS_IN_TRAINING,
     )
     """Fields of the groups that this command has no flags for."""
 

@@ -72,7 +72,11 @@ class RowScorer:
             [len(rows)] fp32.
         """
         most = self._rows_at_once(rows)
-        return self._halving.repeated(lambda: self._scores(params, rows), lambda: self._halving.rows(most))
+
+        def at_once() -> int:
+            return self._halving.rows(most)
+
+        return self._halving.repeated(lambda: self._scores(params, rows, at_once()), at_once)
 
     def _rows_at_once(self, rows: Sequence[Sequence[int]]) -> int:
         """Return the most rows of a batch, over all devices."""
@@ -85,9 +89,9 @@ class RowScorer:
         parts = memory.equal_parts(of_a_device, memory.rows_at_once([self._model], longest))
         return of_a_device // parts * self._parallel.row_shards
 
-    def _scores(self, params: Params, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    def _scores(self, params: Params, rows: Sequence[Sequence[int]], at_once: int) -> np.ndarray:
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        parts = list(chunks(order, self._halving.rows(self._rows_at_once(rows))))
+        parts = list(chunks(order, at_once))
         # All batches are dispatched before the first is waited for, so the devices never idle.
         running = [self._dispatch(params, [rows[i] for i in part]) for part in parts]
         scores = np.empty(len(rows), np.float32)

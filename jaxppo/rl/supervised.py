@@ -93,6 +93,20 @@ class TrainedAlone:
         """Return the state before the first step, and the whole model with its layers one by one."""
         raise NotImplementedError
 
+    def _step(self, state: TrainState, mini_batches: tuple[Any, Any], *, rates: optimizer.LearningRates) -> Any:
+        """Take the optimizer step on a device: see `update.update`."""
+        raise NotImplementedError
+
+    def _compiled(self, rates: optimizer.LearningRates) -> Any:
+        """Compile `_step` for all devices; the memory of a state is taken over."""
+        return self.parallel.map(
+            partial(self._step, rates=rates),
+            row_axes=(None, 2),
+            out_axes=(None, None),
+            donate=(0,),
+            compiler_options=update.compiler_options([self._trained]),
+        )
+
     @cached_property
     def _shapes(self) -> tuple[TrainState, Params]:
         return jax.eval_shape(self._start)
@@ -157,12 +171,7 @@ class SFT(TrainedAlone):
     @cached_property
     def program(self) -> Any:
         """The optimizer step: (state, what `weighted` gives) -> (state, stats); the memory of a state is taken over."""
-        rates = optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates)
-        program = partial(self._step, rates=rates)
-        options = update.compiler_options([self._trained])
-        return self.parallel.map(
-            program, row_axes=(None, 2), out_axes=(None, None), donate=(0,), compiler_options=options
-        )
+        return self._compiled(optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates))
 
     def _step(
         self, state: TrainState, mini_batches: tuple[Sequences, Array], *, rates: optimizer.LearningRates
