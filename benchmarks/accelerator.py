@@ -38,8 +38,8 @@ HERE = Path(__file__).resolve().parent
 WARM_UP = 2
 """Updates before the first that counts: they compile."""
 
-PROGRAMS = {"generate": "_generate", "update": "_update"}
-"""The programs whose memory the compiler is asked for, and the attributes of `PPO` that hold them."""
+PROGRAMS = {"generate": "sample_program", "update": "update_program"}
+"""The programs whose memory the compiler is asked for, and the attributes of `Learner` that hold them."""
 
 
 class Peaks(NamedTuple):
@@ -103,16 +103,19 @@ def jaxppo_contestant(work: Workload, notes: Path) -> None:
         write_inputs(work, Path(folder))
         config = train_config(work, Path(folder))
         setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
-        state = setup.ppo.init_state(*start)
-        reference = setup.ppo.reference(state, start.policy)
+        learner = setup.learner
+        state = learner.init_state(*start)
+        host = setup.initial_host_state()
+        reference = learner.reference(state, start.policy)
         del start
-        programs, ppo = Programs(setup.ppo), setup.ppo
-        models = flops.of_models(ppo.model, ppo.value_model, ppo.models_of(state))
+        programs = Programs(learner)
+        models = flops.of_models(learner.model, learner.value_model, learner.models_of(state))
 
         def update(number: int) -> None:
-            nonlocal state
-            step = train.train_step(setup, state, reference, number)
+            nonlocal state, host
+            step = train.train_step(training, state, host, number)
             state = jax.block_until_ready(step.state)
+            host = step.host
             sequences = step.trajectories.sequences.input_ids.shape
             shapes = flops.Shapes(
                 work.batch, work.prompt, work.batch, work.response, work.response, sequence_length=sequences[1]
@@ -130,7 +133,8 @@ def jaxppo_contestant(work: Workload, notes: Path) -> None:
             with notes.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(note) + "\n")
 
-        serve(update)
+        with setup.training(reference) as training:
+            serve(update)
 
 
 def summary(name: str, work: Workload, results: Turns, notes: list[dict[str, Any]], peak: Peaks) -> dict[str, Any]:

@@ -41,10 +41,12 @@ def first_update(preset: str | None, began: float) -> None:
         config = parse_cli(TrainConfig, "train")
         with tempfile.TemporaryDirectory() as folder:
             setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
-            state = setup.ppo.init_state(*start)
-            reference = setup.ppo.reference(state, start.policy)
+            state = setup.learner.init_state(*start)
+            reference = setup.learner.reference(state, start.policy)
             milestone("loaded")
-            jax.block_until_ready(train.train_step(setup, state, reference, 0).state)
+            with setup.training(reference) as training:
+                step = train.train_step(training, state, setup.initial_host_state(), 0)
+            jax.block_until_ready(step.state)
         milestone("updated")
 
     cli.main(start)

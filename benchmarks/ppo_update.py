@@ -44,16 +44,20 @@ def jaxppo_contestant(work: Workload) -> None:
         write_inputs(work, Path(folder))
         config = train_config(work, Path(folder))
         setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
-        state = setup.ppo.init_state(*start)
-        reference = setup.ppo.reference(state, start.policy)
+        state = setup.learner.init_state(*start)
+        reference = setup.learner.reference(state, start.policy)
         del start
 
-        def update(step: int) -> None:
-            nonlocal state
-            state = train.train_step(setup, state, reference, step).state
-            jax.block_until_ready(state)
+        host = setup.initial_host_state()
 
-        serve(update)
+        def update(number: int) -> None:
+            nonlocal state, host
+            step = train.train_step(training, state, host, number)
+            state = jax.block_until_ready(step.state)
+            host = step.host
+
+        with setup.training(reference) as training:
+            serve(update)
 
 
 def products_contestant(work: Workload) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jaxppo.planning import validate_plan
     from jaxppo.reward_functions.plan import make_plan_reward
     from jaxppo.rewards import Completions, Reward, Rewards, lccs, lcs
-    from jaxppo.rl.ppo import PPO
+    from jaxppo.rl.learner import PPO
     from jaxppo.train import train as train_policy
 
 __version__ = "0.1.0"
@@ -73,7 +73,7 @@ NAMES = {
     "lccs": "rewards",
     "lcs": "rewards",
     "DataParallel": "parallel.devices",
-    "PPO": "rl.ppo",
+    "PPO": "rl.learner",
 }
 """Name -> the module that defines it, or `module:name` where it is called something else there."""
 

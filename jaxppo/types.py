@@ -1,4 +1,4 @@
-"""The pytrees that travel between the stages of an update, and the letters of their shapes.
+"""The arrays that travel between the stages of an update, and the letters of their shapes.
 
 B rows (completions) of a batch, over all devices    G prompts of a batch (B, or B / num_generations)
 N rows of the training data
@@ -9,6 +9,8 @@ S optimizer steps of an update    M micro-batches of an optimizer step
 Masks are True at real tokens and come from lengths, never from comparing ids with the pad id, so pad = eos is safe.
 """
 
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,6 +22,8 @@ Axes: TypeAlias = str | tuple[str, ...] | None
 Params = dict[str, Any]
 Stats = dict[str, Array]
 """Named numbers, [] each."""
+
+# --- what the programs of an update take and give
 
 
 class PromptBatch(NamedTuple):
@@ -34,7 +38,7 @@ class Rollout(NamedTuple):
 
     completion_ids: Array  # [B, C] int32, pad id outside the mask
     completion_mask: Array  # [B, C] bool
-    logprobs: Array | None  # [B, C] fp32, of the distribution sampled from; 0 outside the mask; None: not known
+    logprobs: Array | None  # [B, C] fp32, of the distribution sampled from; 0 outside the mask; None: unknown
     ended: Array  # [B] bool, True where the stop token was sampled
 
 
@@ -48,26 +52,18 @@ class Sequences(NamedTuple):
     learned: Array | None = None  # [B, C] bool, tokens with a share in a supervised loss; None: the completion mask
 
 
-class Scored(NamedTuple):
-    """What the models say about a rollout; log-probabilities and KL are 0 outside the completion mask."""
+class ModelOutputs(NamedTuple):
+    """What policy, reference and value model compute of completions; 0 outside the mask, but for the values."""
 
     logprobs: Array  # [B, C] fp32, of the policy that sampled
     ref_logprobs: Array | None  # [B, C] fp32; None: no reference
     values: Array | None  # [B, C] fp32, value of the state before each token; None: no value model
     full_kl: Array | None = None  # [B, C] fp32, exact KL to the reference; None: estimate it from the log-probabilities
-    entropy: Array | None = None  # [B, C] fp32, of the policy at each token; None: not asked for
-
-
-class Experience(NamedTuple):
-    """A batch that was sampled and scored; what is missing are its rewards."""
-
-    rollout: Rollout
-    sequences: Sequences
-    scored: Scored
+    entropy: Array | None = None  # [B, C] fp32, of the policy at each token; None: not needed
 
 
 class Trajectories(NamedTuple):
-    """All an update needs; 0 outside the masks. RLOO has one advantage per completion; only PPO has values."""
+    """What an update learns from; 0 outside the masks. RLOO has an advantage per completion; only PPO has values."""
 
     sequences: Sequences
     logprobs: Array  # [B, C] fp32, old
@@ -85,9 +81,48 @@ class Weights(NamedTuple):
 
     tokens: Array  # [B, C] fp32, real tokens
     policy: Array  # as the advantages, [B, C] or [B]; the sum depends on `loss_type`
-    ratios: Array  # of the same shape, in the means of what is logged of ratios
+    ratios: Array  # of the same shape, in the means of logged ratios
     values: Array | None = None  # [B, C] fp32
     positive: Array | None = None  # [B, C] fp32, tokens of positive completions
+
+
+# --- a batch on its way through an update
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """The prompts and completions of one update; each stage fills in its part, in the order of the fields."""
+
+    # From the data set, on the host: `PromptData.batch`.
+    prompts: PromptBatch  # numpy
+    prompt_texts: list[str]  # [G]
+    columns: dict[str, list[Any]]  # of the data set, [G] each
+    # Sampled, and computed by the models, on the devices: `rl.batch_sources`.
+    rollout: Rollout | None = None
+    sequences: Sequences | None = None
+    outputs: ModelOutputs | None = None
+    began_s: float = 0.0  # moments are in seconds of `time.monotonic`
+    sampled_s: float = 0.0
+    outputs_s: Future[float] | None = None  # set when the outputs are computed, which nothing waits for
+    completion_ids: np.ndarray | None = None  # [B, C] int32, those of the rollout on the host
+    completion_mask: np.ndarray | None = None  # [B, C] bool
+    # From the reward functions, on the host: `reward_functions.judged`.
+    completions: list[str] = field(default_factory=list)  # [B] texts
+    scores: list[float | None] = field(default_factory=list)  # [B]; None: the completion has no score
+    reward_metrics: dict[str, float] = field(default_factory=dict)
+    reward_columns: dict[str, list[Any]] = field(default_factory=dict)  # of samples.jsonl, [B] each
+    judged_s: float = 0.0
+
+    def per_completion(self, copies: int) -> tuple[list[str], dict[str, list[Any]]]:
+        """Return prompt texts and columns with every row repeated `copies` times in a row, once per completion."""
+
+        def repeat(values: list[Any]) -> list[Any]:
+            return [value for value in values for _ in range(copies)]
+
+        return repeat(self.prompt_texts), {name: repeat(values) for name, values in self.columns.items()}
+
+
+# --- what goes on from update to update
 
 
 class ScoreMoments(NamedTuple):
@@ -99,30 +134,39 @@ class ScoreMoments(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """What PPO carries from update to update beside the models."""
+    """What adapts from update to update beside the models: the KL coefficient, running moments of scores."""
 
     kl_coef: Array  # [] fp32, in force
     moments: ScoreMoments
     bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite, or without any score
 
 
-class Curriculum(NamedTuple):
-    """How often the prompts have succeeded, and those of the next update; see `data.curriculum`."""
-
-    successes: Array | np.ndarray  # [N] fp32, completions that succeeded, older ones counting less
-    trials: Array | np.ndarray  # [N] fp32, completions that had a score, in the same way
-    recent: Array | np.ndarray  # [D, 2] fp32, weighted successes and tries of each domain's last updates
-    limits: Array | np.ndarray  # [D] int32, steps of each domain's longest plans that are drawn; -1: rows have none
-    rows: Array | np.ndarray  # [G] int32, drawn for the next update
-
-
 class TrainState(NamedTuple):
-    """Everything that an update changes."""
+    """What an update changes on the devices; see `HostState` for the rest."""
 
     params: Params  # {"policy": ...} and, unless there is no value model, {"value": ...}
     opt_state: Any
     step: Array  # [] int32, updates done
     controls: Controls | None = None  # None: supervised
     frozen: Params | None = None  # weights under adapters, by model as in `params`; never change, in no checkpoint
-    ahead: Experience | None = None  # the batch of the next update, sampled before this one (`async_rollouts`)
+
+
+class Curriculum(NamedTuple):
+    """How often the prompts have succeeded, and those of the next update; see `data.curriculum`. All numpy."""
+
+    successes: np.ndarray  # [N] fp32, completions that succeeded, older ones counting less
+    trials: np.ndarray  # [N] fp32, completions that had a score, in the same way
+    recent: np.ndarray  # [D, 2] fp32, weighted successes and tries of each domain's last updates
+    limits: np.ndarray  # [D] int32, steps of each domain's longest plans that are drawn; -1: rows have none
+    rows: np.ndarray  # [G] int32, drawn for the next update
+
+
+class HostState(NamedTuple):
+    """What an update changes on the host."""
+
     curriculum: Curriculum | None = None  # None: prompts are shuffled
+    prefetched: dict[str, Any] | None = None  # `PREFETCHED` fields of the next batch, sampled before this update
+
+
+PREFETCHED = {"rollout": Rollout, "sequences": Sequences, "outputs": ModelOutputs}
+"""Fields of a `Batch` that one that was sampled ahead has, and that a checkpoint holds."""

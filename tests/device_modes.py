@@ -26,7 +26,7 @@ from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel import partition, processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import padding
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 
 EOS, PAD, ROWS, LENGTH, UPDATES = 0, 1, 16, 6, 2
 TOKENS = 21  # of a vocabulary that is padded to 24

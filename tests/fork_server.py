@@ -24,7 +24,7 @@ PRELOADED = [
     "jaxppo.report",
     "jaxppo.report.run_page",
     "jaxppo.reward_functions.plan",
-    "jaxppo.rl.ppo",
+    "jaxppo.rl.learner",
     "jaxppo.run.checkpoints",
     "jaxppo.run.loop",
     "matplotlib.pyplot",

@@ -15,7 +15,7 @@ import pytest
 from jaxppo import train
 from jaxppo.config import TrainConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 
 _LEARNERS: dict[str, PPO] = {}
 _MAPPED: dict[Any, Callable[..., Any]] = {}

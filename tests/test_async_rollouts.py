@@ -13,7 +13,7 @@ import pytest
 
 from jaxppo import train
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.run import folder as run_folder
 from jaxppo.run.console import Console
 from jaxppo.run.jsonl import read_metrics
@@ -120,7 +120,7 @@ def by_hand(folder, *flags):
     """The same run as a loop of its own: two batches of the first policy, then each of the one before the last."""
     run = run_folder.Run(command="train", config=config_of(folder, *flags), folder=folder, console=Console(quiet=True))
     setup, first = train.set_up(run)
-    ppo = setup.ppo
+    ppo = setup.learner
     state = ppo.init_state(*first)
     reference = ppo.reference(state, first.policy)
 

@@ -8,11 +8,13 @@ being parsed.
 
 import functools
 import http.server
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from jaxppo.data import word_tokenizer
 from jaxppo.errors import ConfigError
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.planning import parse_domain
+from jaxppo.rl.step import train_step
 from jaxppo.run import metrics
 from tests import ROOT
 from tests.newcomer import OTHER_FLAGS, PAGES, REPLACED, Newcomer, check_command
@@ -61,6 +64,11 @@ EARLIER = {*GONE, *fields_of(COMMANDS["train"]), *fields_of(COMMANDS["sft"]), *f
 def text_of(page: str) -> str:
     """A page without its blocks."""
     return FENCE.sub("", source(page))
+
+
+def test_the_readme_shows_the_step_as_it_is():
+    body = inspect.getsource(train_step).split('"""')[2]
+    assert textwrap.dedent(body).strip() in source("README.md")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -19,7 +19,8 @@ from jaxppo import hf, train
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.profiling.device_clock import FinishClock
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
+from jaxppo.rl.step import Step
 from jaxppo.run import cli, metrics
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.folder import Run
@@ -118,7 +119,7 @@ class Recorded(NamedTuple):
     """A run, and of each update what it was given and left behind, copied (updates reuse the memory)."""
 
     folder: Path
-    steps: list[train.Step]
+    steps: list[Step]
     references: list[dict | None]
     status: int
     out: str
@@ -133,11 +134,11 @@ def run_recorded(tmp_path_factory):
         folder, steps, references = tmp_path_factory.mktemp("recorded") / "run", [], []
         train_step, status, out, err = train.train_step, 0, io.StringIO(), io.StringIO()
 
-        def spy(setup, state, reference, step):
-            done = train_step(setup, state, reference, step)
+        def spy(training, state, host, step):
+            done = train_step(training, state, host, step)
             state, trajectories = jax.tree.map(np.array, (done.state, done.trajectories))
             steps.append(done._replace(state=state, trajectories=trajectories))
-            references.append(reference)
+            references.append(training.source.reference)
             return done
 
         with (
@@ -332,7 +333,8 @@ def test_train_without_kl_stops_after_too_many_bad_updates_and_saves_the_model_a
     checkpoints = Checkpoints(overflowing.folder / "checkpoints", 2)
     last = overflowing.steps[-1].state
     assert checkpoints.latest == 4  # though save_steps is 50
-    jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(last, pytest.fail), last)
+    restored, _ = checkpoints.restore(last, pytest.fail)
+    jax.tree.map(np.testing.assert_array_equal, restored, last)
 
     # Without KL no reference is held and no KL logged.
     assert overflowing.references == [None] * 4

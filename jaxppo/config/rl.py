@@ -146,11 +146,11 @@ class RLConfig:
             require(self.kl_coef > 0, "kl_coef", "a number above 0 with kl_target", self.kl_coef)
 
     def _check_algorithm(self) -> None:
-        least, given = self.row.min_generations, f"with algorithm {self.algorithm}"
+        least, given = self.spec.min_generations, f"with algorithm {self.algorithm}"
         expected = f"at least {least}" + (f" {given}" if least > 1 else "")
         require(self.group_size >= least, "num_generations", expected, self.num_generations)
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
-        for name in self.row.unused:
+        for name in self.spec.unused:
             require(getattr(self, name) == defaults[name], name, f"{defaults[name]} {given}", getattr(self, name))
         if self.mean_of_losses == "cispo":
             expected = "the most that a ratio may be, with loss_type cispo"
@@ -161,21 +161,26 @@ class RLConfig:
             require(self.delta > high, "delta", f"more than {high:g}, where the clip ends", self.delta)
 
     @property
-    def row(self) -> Algorithm:
-        """The algorithm's row of the table."""
+    def spec(self) -> Algorithm:
+        """The specification of the algorithm."""
         return ALGORITHMS[self.algorithm]
+
+    @property
+    def has_full_kl(self) -> bool:
+        """Whether the KL is the exact one over the vocabulary, for which models are compared at every token."""
+        return self.kl_estimator == "full"
 
     @property
     def ratio_level(self) -> Level:
         """Where the ratio is taken."""
-        return self.row.ratio or self.importance_sampling_level
+        return self.spec.ratio or self.importance_sampling_level
 
     @property
     def mean_of_losses(self) -> LossType:
         """What losses of tokens are added up to."""
-        return self.loss_type or self.row.loss_type
+        return self.loss_type or self.spec.loss_type
 
     @property
     def group_size(self) -> int:
         """Completions per prompt."""
-        return self.row.num_generations if self.num_generations is None else self.num_generations
+        return self.spec.num_generations if self.num_generations is None else self.num_generations

@@ -131,7 +131,7 @@ class TrainConfig:
     def _check_combinations(self) -> None:
         rl = self.rl
         given = f"with algorithm {rl.algorithm}"
-        if not rl.row.needs_values:
+        if not rl.spec.needs_values:
             require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
             require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
         if rl.ratio_level != "token" and self.sampling.truncates:

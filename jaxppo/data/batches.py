@@ -1,7 +1,7 @@
 """Batches of token ids on the host; the order of rows is a pure function of (seed, epoch)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, column_names, columns_of
 from jaxppo.data.tokens import EncodedRow, RowLimit, cut_prompts, encode_prompts, encode_rows, within_limit
 from jaxppo.errors import DataError
-from jaxppo.types import Curriculum, PromptBatch, Sequences
+from jaxppo.types import Batch, Curriculum, PromptBatch, Sequences
 
 T = TypeVar("T")
 
@@ -79,19 +79,6 @@ def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int = 0) ->
 # --- batches
 
 
-class Batch(NamedTuple):
-    """A batch of prompts with their columns of the data set."""
-
-    prompts: PromptBatch  # numpy arrays, still on the host
-    texts: list[str]
-    columns: dict[str, list[Any]]
-
-    def per_completion(self, copies: int) -> tuple[list[str], dict[str, list[Any]]]:
-        """Return texts and columns with every row repeated `copies` times in a row, once per completion."""
-        repeat = lambda values: [value for value in values for _ in range(copies)]  # noqa: E731
-        return repeat(self.texts), {name: repeat(values) for name, values in self.columns.items()}
-
-
 def length_gaps(lengths: Sequence[int]) -> tuple[int, ...]:
     """Compute by how many tokens the rows at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
     return tuple(max(lengths) - int(n) for n in np.percentile(lengths, (25, 50, 75), method="higher"))
@@ -148,8 +135,11 @@ def prompt_batch(
     rows: Sequence[Row], encoded: Sequence[list[int]], columns: Sequence[str], length: int, pad_id: int
 ) -> Batch:
     """Put prompts together, left-padded to a length, with the named columns of their rows."""
-    prompts = pad_left(encoded, length, pad_id)
-    return Batch(prompts, [row["prompt"] for row in rows], columns_of(rows, columns) | {"prompt_ids": list(encoded)})
+    return Batch(
+        prompts=pad_left(encoded, length, pad_id),
+        prompt_texts=[row["prompt"] for row in rows],
+        columns=columns_of(rows, columns) | {"prompt_ids": list(encoded)},
+    )
 
 
 class SupervisedData:

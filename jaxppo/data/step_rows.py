@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxppo.config import DataConfig
-from jaxppo.data.batches import Batch, bucket, length_gaps, padded_size, prompt_batch
+from jaxppo.data.batches import bucket, length_gaps, padded_size, prompt_batch
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, column_names
 from jaxppo.data.streaming import RowStream
 from jaxppo.data.tokens import LimitedRows, RowLimit, encode_prompts, encode_rows, fitting_rows, limited_rows
 from jaxppo.errors import DataError
-from jaxppo.types import Curriculum
+from jaxppo.types import Batch, Curriculum
 
 Select = Callable[[Sequence[Row]], LimitedRows]
 

@@ -109,8 +109,10 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     config = parse_cli(TrainConfig, "train", [*UPDATE, *sizes, "--output_dir", str(folder)])
     setup, start = jaxppo.train.set_up(Run(command="train", config=config, folder=folder, console=Console(quiet=True)))
     with contextlib.closing(setup.rewards), contextlib.closing(setup.meter):
-        state = setup.ppo.init_state(*start)
-        step = jaxppo.train.train_step(setup, state, setup.ppo.reference(state, start.policy), 0)
+        state = setup.learner.init_state(*start)
+        reference = setup.learner.reference(state, start.policy)
+        with setup.training(reference) as training:
+            step = jaxppo.train.train_step(training, state, setup.initial_host_state(), 0)
     return step.state, step.record
 
 
@@ -123,7 +125,8 @@ def _comes_back(state: Any, folder: Path) -> bool:
 
     with Checkpoints(folder, keep=1) as checkpoints:
         checkpoints.save(1, state, {})
-        pair = jax.device_get((state, checkpoints.restore(state, _fail)))
+        restored, _ = checkpoints.restore(state, _fail)
+        pair = jax.device_get((state, restored))
     return all(map(np.array_equal, *map(jax.tree.leaves, pair)))
 
 

@@ -133,7 +133,7 @@ def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
         total += reference
         if config.rl.kl_estimator == "full":
             total += policy + reference
-    if config.rl.row.needs_values:
+    if config.rl.spec.needs_values:
         total += forward(models.policy if models.value is None else models.value, size, head=False)
     return total
 

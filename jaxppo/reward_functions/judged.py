@@ -1,56 +1,13 @@
-"""The completions of a batch on the host, and their scores: between a rollout and what is learned from it."""
+"""From the completions of a batch to its scores: decoded, given to the reward functions, put into the batch."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from jaxppo import data
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rewards import Completions, Rewards, Scores
-from jaxppo.types import Rollout
-
-
-class Answers(NamedTuple):
-    """The completions of a batch, and those of this process for the reward functions."""
-
-    prompts: list[str]  # [B] texts
-    columns: dict[str, list[Any]]
-    ids: np.ndarray  # [B, C]
-    mask: np.ndarray  # [B, C]
-    own: Completions
-
-
-class Judged(NamedTuple):
-    """The completions of a batch with their scores."""
-
-    prompts: list[str]  # [B] texts
-    columns: dict[str, list[Any]]
-    ids: np.ndarray  # [B, C]
-    mask: np.ndarray  # [B, C]
-    texts: list[str]
-    scores: Scores
-    at: float  # in seconds of `time.monotonic`
-
-    def values(self) -> np.ndarray:
-        """Return the scores as an array [B]; a completion without one has NaN."""
-        return np.array(self.scores.values, np.float32)
-
-    def samples(self, step: int) -> list[dict[str, Any]]:
-        """Return the rows of samples.jsonl."""
-        rows = zip(self.columns["id"], self.prompts, self.texts, self.scores.values, strict=True)
-        return [
-            {"step": step, "id": name, "prompt": prompt, "completion": text, "score": value}
-            | {column: values[row] for column, values in self.scores.extras.items()}
-            for row, (name, prompt, text, value) in enumerate(rows)
-        ]
-
-
-def failed_samples(samples: Iterable[dict[str, Any]], reward_funcs: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the rows of samples.jsonl for which one of these functions failed or took too long."""
-    columns = [f"{name.rpartition(':')[2]}_failed" for name in reward_funcs]
-    return [sample for sample in samples if any(sample.get(column) for column in columns)]
+from jaxppo.rewards import Completions, Rewards
+from jaxppo.types import Batch
 
 
 class Judge:
@@ -67,33 +24,47 @@ class Judge:
     def __init__(
         self, tokenizer: Any, end_ids: Sequence[int], parallel: DataParallel, rewards: Rewards, num_generations: int
     ):
-        self._tokenizer, self._end_ids, self._parallel = tokenizer, end_ids, parallel
-        self._rewards, self._num_generations = rewards, num_generations
+        self._tokenizer = tokenizer
+        self._end_ids = end_ids
+        self._parallel = parallel
+        self._rewards = rewards
+        self._num_generations = num_generations
 
-    def answers(self, batch: data.Batch, rollout: Rollout) -> Answers:
-        """Fetch and decode the completions of a batch; waits for them."""
-        prompts, columns = batch.per_completion(self._num_generations)
-        ids, mask = self._parallel.to_host((rollout.completion_ids, rollout.completion_mask))
-        rows = self._parallel.local_rows(len(prompts))
-        texts = data.decode(self._tokenizer, ids[rows], mask[rows], self._end_ids)
-        id_lists = [row[real].tolist() for row, real in zip(ids[rows], mask[rows], strict=True)]
-        own_columns = {name: column[rows] for name, column in columns.items()}
-        return Answers(prompts, columns, ids, mask, Completions(prompts[rows], texts, id_lists, own_columns))
-
-    def __call__(self, answers: Answers, gather: Callable[[Any], list[Any]]) -> Judged:
-        """Compute the scores of a batch.
+    def __call__(self, batch: Batch, gather: Callable[[Any], list[Any]]) -> None:
+        """Fill in the texts of a batch, and what the reward functions give.
 
         Args:
-            answers: its completions.
+            batch: with its completions on the host.
             gather: from a value of this process to those of all.
         """
-        scores = self._rewards(answers.own, gather)
-        texts = [text for of_process in gather(answers.own.texts) for text in of_process]
-        return Judged(answers.prompts, answers.columns, answers.ids, answers.mask, texts, scores, time.monotonic())
+        ids, mask = batch.completion_ids, batch.completion_mask
+        assert ids is not None and mask is not None
+        prompts, columns = batch.per_completion(self._num_generations)
+        # Each process judges the rows of its own devices; then all of them have all scores.
+        rows = self._parallel.local_rows(len(prompts))
+        texts = data.decode(self._tokenizer, ids[rows], mask[rows], self._end_ids)
+        token_ids = [row[real].tolist() for row, real in zip(ids[rows], mask[rows], strict=True)]
+        local_columns = {name: column[rows] for name, column in columns.items()}
+        scores = self._rewards(Completions(prompts[rows], texts, token_ids, local_columns), gather)
+        batch.completions = [text for of_process in gather(texts) for text in of_process]
+        batch.scores = scores.values
+        batch.reward_metrics = scores.metrics
+        batch.reward_columns = scores.extras
+        batch.judged_s = time.monotonic()
 
-    def token_scores(self, judged: Judged) -> np.ndarray | None:
-        """Return the parts of scores at their tokens, [B, C], NaN at others; None where all scores are of a whole."""
-        parts = judged.scores.parts
-        if parts is None:
-            return None
-        return data.token_scores(self._tokenizer, parts, judged.ids, judged.mask, self._end_ids, np.nan)
+    def samples(self, batch: Batch, step: int) -> list[dict[str, Any]]:
+        """Return the rows of samples.jsonl of a batch that is judged; `step` counts from 1."""
+        prompts, columns = batch.per_completion(self._num_generations)
+        rows = zip(columns["id"], prompts, batch.completions, batch.scores, strict=True)
+        samples = []
+        for row, (name, prompt, completion, score) in enumerate(rows):
+            sample = {"step": step, "id": name, "prompt": prompt, "completion": completion, "score": score}
+            sample |= {column: values[row] for column, values in batch.reward_columns.items()}
+            samples.append(sample)
+        return samples
+
+
+def failed_samples(samples: Iterable[dict[str, Any]], reward_funcs: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows of samples.jsonl for which one of these functions failed or took too long."""
+    columns = [f"{name.rpartition(':')[2]}_failed" for name in reward_funcs]
+    return [sample for sample in samples if any(sample.get(column) for column in columns)]

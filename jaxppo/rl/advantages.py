@@ -35,7 +35,7 @@ def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: 
     Args:
         moments: of everything before.
         scores: [B] fp32.
-        counted: [B] bool, the scores that there are.
+        counted: [B] bool, the completions that have a score.
         axis_name: mapped device axis.
 
     Source: Chan et al. 1979; TRL 0.11 `RunningMoments`.
@@ -43,7 +43,8 @@ def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: 
     batch_count = global_sum(counted.astype(jnp.float32), axis_name)
     batch_mean = masked_mean(scores, counted, axis_name)
     batch_m2 = global_sum(jnp.where(counted, (scores - batch_mean) ** 2, 0.0), axis_name)
-    count, delta = moments.seen + batch_count, batch_mean - moments.mean
+    count = moments.seen + batch_count
+    delta = batch_mean - moments.mean
     added = ScoreMoments(
         seen=count,
         mean=moments.mean + delta * batch_count / count,
@@ -77,12 +78,12 @@ def penalize_missing_eos(scores: Array, ended: Array, penalty: float | None) -> 
 
 
 def value_mask(mask: Array, score_position: str, response_length: int) -> Array:
-    """Mark where values count: at real tokens, and with score position `after` at the state behind the last too.
+    """Mark where values count: at real tokens, and with score position `after` at the state after the last, too.
 
     Args:
         mask: [B, C] bool, real tokens, contiguous from column 0.
         score_position: "last" or "after".
-        response_length: a completion of that many tokens has no room behind it (however wide the arrays are).
+        response_length: a completion of that many tokens has no room after it (however wide the arrays are).
 
     Source: `padding_mask_p1` of TRL's `PPOTrainer`.
     """
@@ -96,29 +97,8 @@ def _lengths(mask: Array) -> Array:
     return jnp.sum(mask, axis=1, keepdims=True, dtype=jnp.int32)
 
 
-def complete_token_scores(token_scores: Array, scores: Array, mask: Array) -> Array:
-    """Add what the parts of each score leave over of it at the last position: s[t] + (score - sum_u s[u]) [t = last].
-
-    Args:
-        token_scores: [B, C] fp32, the parts.
-        scores: [B] fp32, one per completion.
-        mask: [B, C] bool, `value_mask`; a row without a position gets nothing.
-
-    Returns:
-        [B, C] fp32, 0 outside the mask, whose rows add up to the scores.
-    """
-    parts = jnp.where(mask, token_scores, 0.0)
-    at_last = jnp.arange(mask.shape[1])[None, :] == _lengths(mask) - 1
-    return parts + jnp.where(at_last, scores[:, None] - jnp.sum(parts, axis=1, keepdims=True), 0.0)
-
-
 def token_rewards(
-    scores: Array,
-    kl: Array,
-    mask: Array,
-    kl_coef: Array | float,
-    reward_mask: Array | None = None,
-    token_scores: Array | None = None,
+    scores: Array, kl: Array, mask: Array, kl_coef: Array | float, reward_mask: Array | None = None
 ) -> Array:
     """Compute the reward of each token: r[t] = -kl_coef kl[t], plus the score at the last position of `reward_mask`.
 
@@ -128,20 +108,17 @@ def token_rewards(
         mask: [B, C] bool, real tokens, contiguous from column 0.
         kl_coef: weight of the penalty.
         reward_mask: [B, C] bool, `value_mask`; default: mask. The score goes to its last position: the last token, or
-            the place behind it.
-        token_scores: [B, C] fp32, added in place of the scores; default: these alone.
+            the place after it.
 
     Returns:
         [B, C] fp32, 0 outside the masks. The dtype is always fp32: an integer buffer would cut 0.37 to 0.
 
-    Source: Ziegler et al. 2019, eq. 2; score on the last token as in TRL 0.11, behind it as in TRL 1's `PPOTrainer`.
+    Source: Ziegler et al. 2019, eq. 2; score on the last token as in TRL 0.11, after it as in TRL 1's `PPOTrainer`.
     """
     penalty = jnp.where(mask, -kl_coef * kl, 0.0)
-    if token_scores is not None:
-        return penalty + token_scores
     last = _lengths(mask if reward_mask is None else reward_mask) - 1
-    at_last = jnp.arange(mask.shape[1])[None, :] == last
-    return penalty + jnp.where(at_last, scores.astype(jnp.float32)[:, None], 0.0)
+    is_last = jnp.arange(mask.shape[1])[None, :] == last
+    return penalty + jnp.where(is_last, scores.astype(jnp.float32)[:, None], 0.0)
 
 
 def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | float) -> tuple[Array, Array]:
@@ -163,7 +140,8 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | f
 
     Source: Schulman et al. 2016, eq. 16.
     """
-    rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
+    rewards = jnp.where(mask, rewards, 0.0)
+    values = jnp.where(mask, values, 0.0)
     next_values = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
     deltas = rewards + gamma * next_values - values
 
@@ -179,7 +157,7 @@ def whitened_gae(
     rewards: Array,
     values: Array,
     mask: Array,
-    values_mask: Array,
+    value_mask: Array,
     *,
     gamma: float,
     lam: float,
@@ -192,7 +170,7 @@ def whitened_gae(
         rewards: [B, C] fp32.
         values: [B, C] fp32.
         mask: [B, C] bool, real tokens: where advantages are whitened and used.
-        values_mask: [B, C] bool, `value_mask`: where rewards and values count.
+        value_mask: [B, C] bool, from `value_mask`: where rewards and values count.
         gamma: discount.
         lam: lambda.
         whiten_rewards: divide rewards by their standard deviation, keeping their mean.
@@ -201,8 +179,8 @@ def whitened_gae(
     Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean).
     """
     if whiten_rewards:
-        rewards = masked_whiten(rewards, values_mask, shift_mean=False, axis_name=axis_name)
-    advantages, returns = gae(rewards, values, values_mask, gamma, lam)
+        rewards = masked_whiten(rewards, value_mask, shift_mean=False, axis_name=axis_name)
+    advantages, returns = gae(rewards, values, value_mask, gamma, lam)
     mean = masked_mean(advantages, mask, axis_name)
     return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards, mean)
 
@@ -223,10 +201,12 @@ def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array
 
     Source: Ahmadian et al. 2024, eq. 8.
     """
-    groups, counted = rewards.reshape(-1, num_generations), counted.reshape(-1, num_generations)
-    siblings = jnp.sum(counted, axis=1, keepdims=True, dtype=jnp.float32) - 1
-    others = (jnp.sum(groups, axis=1, keepdims=True, where=counted) - groups) / jnp.maximum(siblings, 1)
-    return jnp.where(counted & (siblings > 0), groups - others, 0.0).reshape(-1)
+    group_rewards = rewards.reshape(-1, num_generations)
+    group_mask = counted.reshape(-1, num_generations)
+    num_siblings = jnp.sum(group_mask, axis=1, keepdims=True, dtype=jnp.float32) - 1
+    group_sum = jnp.sum(group_rewards, axis=1, keepdims=True, where=group_mask)
+    baseline = (group_sum - group_rewards) / jnp.maximum(num_siblings, 1)
+    return jnp.where(group_mask & (num_siblings > 0), group_rewards - baseline, 0.0).reshape(-1)
 
 
 def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: float = 1e-4) -> Array:
@@ -234,22 +214,23 @@ def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: fl
 
     Source: TRL `RLOOTrainer`, `normalize_advantages`.
     """
+    mean = masked_mean(advantages, counted, axis_name)
     deviation = jnp.sqrt(masked_var(advantages, counted, axis_name))
-    return jnp.where(counted, (advantages - masked_mean(advantages, counted, axis_name)) / (deviation + eps), 0.0)
+    return jnp.where(counted, (advantages - mean) / (deviation + eps), 0.0)
 
 
 def group_relative(
     scores: Array, counted: Array, num_generations: int, scale: str, axis_name: Axes = None, eps: float = 1e-4
 ) -> Array:
-    """Subtract from each entry the mean of its group, and divide by a standard deviation.
+    """Subtract from each score the mean of its group, and divide by a standard deviation.
 
-    A[i] = (R[i] - mean_j R[j]) / (std + eps), j over the entries of the completions of i's prompt that count, std the
-    unbiased deviation of the R[j], or of all of the batch, or left out with eps. Entries that do not count have
-    advantage 0; alone, one has no group, nor a deviation.
+    A[i] = (R[i] - mean_j R[j]) / (std + eps), j over the completions of i's prompt that have a score, std the unbiased
+    deviation of the R[j], or of all of the batch, or left out with eps. A completion without a score has advantage 0,
+    as has one whose siblings all lack a score.
 
     Args:
-        scores: [B, ...] fp32; the completions of a prompt are adjacent.
-        counted: [B, ...] bool, the entries that there are.
+        scores: [B] fp32; the completions of a prompt are adjacent.
+        counted: [B] bool, the completions that have a score.
         num_generations: completions per prompt, at least 2.
         scale: "group", "batch" or "none".
         axis_name: mapped device axis.
@@ -257,44 +238,24 @@ def group_relative(
 
     Source: Shao et al. 2024, section 4.1.2; none: Liu et al. 2025 (Dr. GRPO); batch: Liu et al. 2025 (Lite PPO).
     """
-    entries, there = (x.reshape(len(scores) // num_generations, -1) for x in (scores, counted))
-    count = jnp.sum(there, axis=1, keepdims=True, dtype=jnp.float32)
-    mean = jnp.sum(entries, axis=1, keepdims=True, where=there) / jnp.maximum(count, 1)
-    centred = jnp.where(there, entries - mean, 0.0)
+    group_scores = scores.reshape(-1, num_generations)
+    group_mask = counted.reshape(-1, num_generations)
+    # A completion without a score is left out of its group, so that the mean is over what remains; a group without any
+    # must not divide by 0.
+    group_size = jnp.sum(group_mask, axis=1, keepdims=True, dtype=jnp.float32)
+    group_mean = jnp.sum(group_scores, axis=1, keepdims=True, where=group_mask) / jnp.maximum(group_size, 1)
+    centred = jnp.where(group_mask, group_scores - group_mean, 0.0)
     if scale == "none":
-        return centred.reshape(scores.shape)
+        return centred.reshape(-1)
     if scale == "batch":
         deviation = jnp.sqrt(masked_var(scores, counted, axis_name))
     else:
-        deviation = jnp.sqrt(jnp.sum(centred**2, axis=1, keepdims=True) / jnp.maximum(count - 1, 1))
-    return (centred / (deviation + eps)).reshape(scores.shape)
-
-
-def process_relative(
-    token_scores: Array, steps: Array, num_generations: int, scale: str, axis_name: Axes = None
-) -> Array:
-    """Compare parts of scores with those of the whole group, and give each token the sum of those still to come.
-
-    A[i, t] = sum of r[i, u] over the steps u >= t of completion i, r from `group_relative` over all steps of the group.
-
-    Args:
-        token_scores: [B, C] fp32, the parts; the completions of a prompt are adjacent.
-        steps: [B, C] bool, the tokens that have one.
-        num_generations: see `group_relative`.
-        scale: see `group_relative`.
-        axis_name: mapped device axis.
-
-    Returns:
-        [B, C] fp32; 0 behind the last step.
-
-    Source: Shao et al. 2024, section 4.1.3 (process supervision).
-    """
-    parts = group_relative(token_scores, steps, num_generations, scale, axis_name)
-    return jnp.cumsum(parts[:, ::-1], axis=1)[:, ::-1]
+        deviation = jnp.sqrt(jnp.sum(centred**2, axis=1, keepdims=True) / jnp.maximum(group_size - 1, 1))
+    return (centred / (deviation + eps)).reshape(-1)
 
 
 def describe(estimates: Array, counted: Array, axis_name: Axes = None) -> Stats:
-    """Describe advantages over those that count: of completions, [B], or of tokens, [B, C]."""
+    """Describe the advantages of completions, [B], over those that have a score."""
     return {
         "policy/advantages_mean": masked_mean(estimates, counted, axis_name),
         "policy/advantages_std": jnp.sqrt(masked_var(estimates, counted, axis_name)),

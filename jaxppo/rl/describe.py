@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jaxppo.parallel import platform, stacks
 from jaxppo.profiling import aot, memory, peak, sizes
 from jaxppo.rl import optimizer, programs
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import Learner
 from jaxppo.rl.start import Start
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run
-from jaxppo.types import PromptBatch
+from jaxppo.types import PromptBatch, TrainState
 
 
 def print_plan(
     run: Run,
-    learner: PPO,
+    learner: Learner,
     start: Start,
     prompts: int | None,
     prompt_length: int,
@@ -34,22 +34,25 @@ def print_plan(
         prompt_length: tokens of the longest prompt.
         evaluated: see `memory.budget`.
     """
-    config, ppo, parallel, console = learner.config, learner.config.rl, learner.parallel, run.console
+    config = learner.config
+    rl = config.rl
+    parallel = learner.parallel
+    console = run.console
     parameters = sum(p.size for p in jax.tree.leaves(start.policy))
-    steps = config.num_updates * ppo.num_ppo_epochs * ppo.num_mini_batches
+    steps = config.num_updates * rl.num_ppo_epochs * rl.num_mini_batches
     tokens = prompt_length + config.sampling.response_length
-    generations = f" ({config.num_prompts} prompts x {ppo.group_size})" if ppo.group_size > 1 else ""
+    generations = f" ({config.num_prompts} prompts x {rl.group_size})" if rl.group_size > 1 else ""
     accumulated = learner.micro_batches(tokens)
     micro = f", {accumulated} micro-batches each" if accumulated > 1 else ""
-    chosen = ppo.gradient_accumulation_steps is None and platform.current().name != "cpu"
-    if accumulated > 1 and chosen and learner.room is not None:
+    chosen = rl.gradient_accumulation_steps is None and platform.current().name != "cpu"
+    if accumulated > 1 and chosen and learner.activation_budget is not None:
         micro += f" to take at most {memory.MOST_OF_DEVICE:.0%} of a device"
-    old = f"{config.logprobs}, one step off-policy" if ppo.async_rollouts else config.logprobs
+    old = f"{config.logprobs}, one step off-policy" if rl.async_rollouts else config.logprobs
     console.print(
-        f"run: {ppo.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
+        f"run: {rl.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
         f"completions{generations} = {config.num_updates * config.batch_size} episodes, "
         f"{_passes(config.num_updates * config.num_prompts, prompts)}\n"
-        f"learning: {steps} optimizer steps ({ppo.num_ppo_epochs} epochs x {ppo.num_mini_batches} mini-batches of "
+        f"learning: {steps} optimizer steps ({rl.num_ppo_epochs} epochs x {rl.num_mini_batches} mini-batches of "
         f"{config.mini_batch_size} completions per update{micro}), old log-probabilities by {old}\n"
         f"size: at most {config.batch_size * tokens:,} tokens per update, {parameters:,} parameters in {config.dtype}, "
         f"{parallel.describe()}\n"
@@ -71,10 +74,11 @@ def print_plan(
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's, whose "
             "log-probabilities are recomputed: the KL estimates are biased (without these settings they are right)"
         )
-    rates, use_peft = config.optimizer, config.peft.use_peft
-    for warning in optimizer.warnings(rates, config.num_updates, parameters, supervised=False, use_peft=use_peft):
+    for warning in optimizer.warnings(
+        config.optimizer, config.num_updates, parameters, supervised=False, use_peft=config.peft.use_peft
+    ):
         console.warn(warning)
-    if ppo.kl_coef == 0:
+    if rl.kl_coef == 0:
         console.print("kl_coef 0: no reference, and no KL is measured")
 
 
@@ -93,47 +97,62 @@ def print_memory(console: Console, budget: memory.Budget, devices: Sequence[Any]
         console.warn(warning)
 
 
-def budget_of(ppo: PPO, start: Start, prompt_length: int, evaluated: tuple[int, int] | None = None) -> memory.Budget:
+def budget_of(
+    learner: Learner, start: Start, prompt_length: int, evaluated: tuple[int, int] | None = None
+) -> memory.Budget:
     """Estimate the memory that a run takes on each device.
 
     Args:
-        ppo: its programs and settings.
+        learner: its programs and settings.
         start: parameters, or their shapes.
         prompt_length: tokens of a prompt, padding included.
         evaluated: see `memory.budget`.
     """
-    state = jax.eval_shape(ppo.init_state, *start)
-    held = ppo.parallel.shards(programs.held_by(ppo, state, start.policy, start.value))
-    trained = ppo.parallel.shards(state.params)
-    weights = jax.eval_shape(lambda state: stacks.unstacked(ppo.models_of(state)), state)
-    shards, mesh = ppo.parallel.row_shards, ppo.parallel.sizes
-    sampled = ppo.config.batch_size // shards // ppo.sampling_parts(prompt_length)
-    rows = prompt_length, shards, mesh, ppo.room, evaluated, sampled
-    return memory.budget(ppo.config, ppo.learned, held, trained, weights, *rows)
+    parallel = learner.parallel
+    state = jax.eval_shape(learner.init_state, *start)
+    weights = jax.eval_shape(lambda state: stacks.unstacked(learner.models_of(state)), state)
+    return memory.budget(
+        learner.config,
+        learner.trained_models,
+        _persistent_arrays(learner, start, state),
+        parallel.shards(state.params),
+        weights,
+        prompt_length,
+        parallel.row_shards,
+        parallel.sizes,
+        learner.activation_budget,
+        evaluated,
+        learner.config.batch_size // parallel.row_shards // learner.sampling_parts(prompt_length),
+    )
 
 
-def plan_of(ppo: PPO, start: Start, prompt_length: int) -> aot.Plan:
-    """Plan the programs of an update for devices that are not there.
+def _persistent_arrays(learner: Learner, start: Start, state: TrainState) -> Any:
+    """Return what is on a device throughout a run: trees of shapes, by name."""
+    return learner.parallel.shards(learner.models.persistent_arrays(state, start.policy, start.value))
+
+
+def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
+    """Plan the programs of an update for absent devices.
 
     Args:
-        ppo: its programs and settings.
+        learner: its programs and settings.
         start: shapes of the parameters.
         prompt_length: tokens of a prompt, padding included.
     """
-    state = jax.eval_shape(ppo.init_state, *start)
-    reference = jax.eval_shape(ppo.reference, state, start.policy)
-    prompts = [jax.ShapeDtypeStruct((ppo.config.num_prompts, prompt_length), dtype) for dtype in (jnp.int32, bool)]
-    stages = programs.of_update(ppo, state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
-    held = sizes.tree_bytes(ppo.parallel.shards(programs.held_by(ppo, state, start.policy, start.value)))
-    config, shards = ppo.config, ppo.parallel.row_shards
+    config = learner.config
+    shards = learner.parallel.row_shards
     length = prompt_length + config.sampling.response_length
+    state = jax.eval_shape(learner.init_state, *start)
+    reference = jax.eval_shape(learner.reference, state, start.policy)
+    prompts = [jax.ShapeDtypeStruct((config.num_prompts, prompt_length), dtype) for dtype in (jnp.int32, bool)]
+    stages = programs.of_update(learner, state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
     return aot.Plan(
-        ppo.parallel,
+        learner.parallel,
         stages,
-        held,
-        expected=budget_of(ppo, start, prompt_length).by_program(),
+        sizes.tree_bytes(_persistent_arrays(learner, start, state)),
+        expected=budget_of(learner, start, prompt_length).by_program(),
         trips=config.sampling.response_length - 1,
-        parts=ppo.micro_batches(length),
+        parts=learner.micro_batches(length),
         most_parts=config.mini_batch_size // shards,
-        scored=min(config.batch_size // shards, ppo.scored_rows(length) or config.batch_size),
+        scored=min(config.batch_size // shards, learner.scored_rows(length) or config.batch_size),
     )

@@ -103,7 +103,7 @@ def policy_loss(
     cliprange: float,
     cliprange_high: float | None = None,
     delta: float | None = None,
-    means: Array | None = None,
+    stats_weights: Array | None = None,
 ) -> PolicyLoss:
     """Compute the clipped surrogate: weighted sum of max(-A min(rho, d), -A clip(rho, 1 - c, 1 + c')).
 
@@ -114,44 +114,48 @@ def policy_loss(
         cliprange: c.
         cliprange_high: c'; default: c.
         delta: d, above 1 + c'; default: no limit. It acts where A < 0, as a dual clip.
-        means: shares in the means of what is told beside the loss; default: the same.
+        stats_weights: shares in the means of the diagnostics; default: the same.
 
     Source: Schulman et al. 2017, eq. 7; for whole completions Ahmadian et al. 2024 and TRL `RLOOTrainer`; d: Ye et al.
     2020, eq. 6, and TRL's `delta`.
     """
-    means = weights if means is None else means
+    if stats_weights is None:
+        stats_weights = weights
+    if cliprange_high is None:
+        cliprange_high = cliprange
+    # Entries that do not count get a ratio of 1: exp of what they hold could be infinite, and its gradient NaN.
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
-    high = cliprange if cliprange_high is None else cliprange_high
-    plain = -advantages * (ratio if delta is None else jnp.minimum(ratio, delta))
-    clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + high)
+    unclipped = -advantages * (ratio if delta is None else jnp.minimum(ratio, delta))
+    clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + cliprange_high)
     return PolicyLoss(
-        loss=weighted_sum(jnp.maximum(plain, clipped), weights),
-        clipfrac=weighted_sum((clipped > plain).astype(jnp.float32), means),
-        ratio=weighted_sum(ratio, means),
+        loss=weighted_sum(jnp.maximum(unclipped, clipped), weights),
+        clipfrac=weighted_sum((clipped > unclipped).astype(jnp.float32), stats_weights),
+        ratio=weighted_sum(ratio, stats_weights),
     )
 
 
 def capped_policy_loss(
-    log_ratio: Array, logprobs: Array, advantages: Array, weights: Array, most: float, means: Array
+    log_ratio: Array, logprobs: Array, advantages: Array, weights: Array, max_ratio: float, stats_weights: Array
 ) -> PolicyLoss:
-    """Compute CISPO's surrogate: weighted sum of -A min(rho, most) log pi, without a gradient through min(rho, most).
+    """Compute CISPO's surrogate: weighted sum of -A min(rho, m) log pi, without a gradient through min(rho, m).
 
     Args:
         log_ratio: log(rho), [B, C].
         logprobs: log pi under the policy being trained, [B, C] fp32.
         advantages: A, [B, C].
         weights: see `policy_loss`.
-        most: cap of the ratio.
-        means: see `policy_loss`.
+        max_ratio: m.
+        stats_weights: see `policy_loss`.
 
     Source: MiniMax 2025 (M1), eq. 4; TRL `loss_type="cispo"`.
     """
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
-    capped = jax.lax.stop_gradient(jnp.minimum(ratio, most))
+    capped = jax.lax.stop_gradient(jnp.minimum(ratio, max_ratio))
+    is_capped = (ratio > max_ratio) & (advantages > 0)
     return PolicyLoss(
         loss=weighted_sum(-advantages * capped * logprobs, weights),
-        clipfrac=weighted_sum(((ratio > most) & (advantages > 0)).astype(jnp.float32), means),
-        ratio=weighted_sum(ratio, means),
+        clipfrac=weighted_sum(is_capped.astype(jnp.float32), stats_weights),
+        ratio=weighted_sum(ratio, stats_weights),
     )
 
 
@@ -169,26 +173,31 @@ def loss_weights(trajectories: Trajectories, level: str, loss_type: str, respons
     """
     mask = trajectories.sequences.completion_mask
     tokens = ops.mean_weights(mask, (-2, -1))
-    values = None if trajectories.value_mask is None else ops.mean_weights(trajectories.value_mask, (-2, -1))
+    values = None
+    if trajectories.value_mask is not None:
+        values = ops.mean_weights(trajectories.value_mask, (-2, -1))
     positive = None
     if trajectories.positive is not None:
         positive = ops.mean_weights(mask & trajectories.positive[..., None], (-2, -1))
     if level == "completion":
-        rows = ops.mean_weights(jnp.ones(trajectories.advantages.shape, bool), -1)
-        return Weights(tokens, rows, rows, values, positive)
-    rows = mask.shape[-2]
-    by_sequence = ops.mean_weights(mask, -1) / rows
+        completions = ops.mean_weights(jnp.ones(trajectories.advantages.shape, bool), -1)
+        return Weights(tokens, completions, completions, values, positive)
+    num_rows = mask.shape[-2]
     if loss_type == "grpo":
-        policy = by_sequence
+        policy = ops.mean_weights(mask, -1) / num_rows
     elif loss_type == "bnpo":
         policy = tokens
     elif loss_type == "dr_grpo":
-        policy = mask / jnp.float32(rows * response_length)
+        policy = mask / jnp.float32(num_rows * response_length)
     else:
         policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
-    real_rows = jnp.sum(jnp.any(mask, axis=-1), axis=-1, dtype=jnp.float32)[..., None, None]
-    of_sequences = ops.mean_weights(mask, -1) / jnp.maximum(real_rows, 1.0)  # one without a token has no ratio
-    return Weights(tokens, policy, tokens if level == "token" else of_sequences, values, positive)
+    if level == "token":
+        ratios = tokens
+    else:
+        # The mean over completions of their one ratio; a completion without a token has none.
+        num_completions = jnp.sum(jnp.any(mask, axis=-1), axis=-1, dtype=jnp.float32)[..., None, None]
+        ratios = ops.mean_weights(mask, -1) / jnp.maximum(num_completions, 1.0)
+    return Weights(tokens, policy, ratios, values, positive)
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float) -> ValueLoss:
@@ -204,10 +213,11 @@ def value_loss(values: Array, old_values: Array, returns: Array, weights: Array,
     Source: OpenAI baselines `ppo2`; TRL `PPOTrainer`.
     """
     clipped_values = jnp.clip(values, old_values - cliprange_value, old_values + cliprange_value)
-    plain, clipped = (values - returns) ** 2, (clipped_values - returns) ** 2
+    unclipped = (values - returns) ** 2
+    clipped = (clipped_values - returns) ** 2
     return ValueLoss(
-        loss=0.5 * weighted_sum(jnp.maximum(plain, clipped), weights),
-        clipfrac=weighted_sum((clipped > plain).astype(jnp.float32), weights),
-        error=weighted_sum(plain, weights),
+        loss=0.5 * weighted_sum(jnp.maximum(unclipped, clipped), weights),
+        clipfrac=weighted_sum((clipped > unclipped).astype(jnp.float32), weights),
+        error=weighted_sum(unclipped, weights),
         prediction=weighted_sum(values, weights),
     )

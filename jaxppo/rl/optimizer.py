@@ -70,10 +70,12 @@ def high_rates(config: OptimizerConfig, parameters: int, *, supervised: bool, us
     if parameters < PRETRAINED_SIZE or not high:
         return None
     verb = "are" if len(high) > 1 else "is"
-    trained = "adapters on " if use_peft else ""
+    adapters = "adapters on " if use_peft else ""
     kind = "supervised training" if supervised else "reinforcement learning"
-    usual = f"{kind} of pretrained models of that size takes at most {highest:g}"
-    return f"{' and '.join(high)} {verb} high for {trained}{parameters:,} parameters: {usual}"
+    return (
+        f"{' and '.join(high)} {verb} high for {adapters}{parameters:,} parameters: {kind} of pretrained models of "
+        f"that size takes at most {highest:g}"
+    )
 
 
 def long_warmup(config: OptimizerConfig, num_updates: int) -> str | None:
@@ -121,9 +123,14 @@ def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Sch
         "linear": optax.linear_schedule(peak, 0.0, decay_steps),
         "cosine": optax.cosine_decay_schedule(peak, decay_steps),
     }
-    warmup = lambda step: peak * (step + 1) / config.warmup_steps  # noqa: E731
     decay = decays[config.lr_scheduler_type]
-    return decay if config.warmup_steps == 0 else optax.join_schedules([warmup, decay], [config.warmup_steps])
+    if config.warmup_steps == 0:
+        return decay
+
+    def warmup(step: Any) -> Any:
+        return peak * (step + 1) / config.warmup_steps
+
+    return optax.join_schedules([warmup, decay], [config.warmup_steps])
 
 
 def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRates:
@@ -147,12 +154,13 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     """Take Adam's direction, mu / (1 - b1^t) / (sqrt(nu / (1 - b2^t)) + epsilon), at new moments mu and nu.
 
-    Where the scalar `taken`, which is given to `update`, is false, the state stays as it was, and the direction means
-    nothing.
+    Where the scalar `is_taken`, which is given to `update`, is false, the state stays as it was, and the direction
+    means nothing.
 
     Source: optax.scale_by_adam, whose state it has.
     """
-    b1, b2, epsilon = config.adam_beta1, config.adam_beta2, config.adam_epsilon
+    b1 = config.adam_beta1
+    b2 = config.adam_beta2
 
     def update(updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
         del params
@@ -161,32 +169,35 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
             mu=optax.tree.update_moment(updates, state.mu, b1, 1),
             nu=optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2),
         )
-        new = keep_or_take(options["taken"], new, state)
+        new = where_taken(options["is_taken"], new, state)
         # The direction is computed from the moments as they are stored: otherwise XLA computes them twice, and copies
         # the old ones first, as the new ones are written over them.
         new = jax.tree.map(jax.lax.optimization_barrier, new)
         mu = optax.tree.bias_correction(new.mu, b1, new.count)
         nu = optax.tree.bias_correction(new.nu, b2, new.count)
-        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + epsilon), mu, nu), new
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.adam_epsilon), mu, nu), new
 
     return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
-def keep_or_take(taken: Array | bool, new: Any, old: Any) -> Any:
-    """Return a tree's new arrays where `taken`, else the old ones; number by number, as a branch would hold both."""
-    return jax.tree.map(lambda new, old: jnp.where(taken, new, old), new, old)
+def where_taken(is_taken: Array | bool, new: Any, old: Any) -> Any:
+    """Return a tree's new arrays where a step is taken, else the old ones.
+
+    Number by number: a branch of the program would hold both trees at once.
+    """
+    return jax.tree.map(lambda new, old: jnp.where(is_taken, new, old), new, old)
 
 
-def clip_by_norm(most: float) -> optax.GradientTransformation:
-    """Clip by the global norm, g min(1, most / norm); `norm` is given to `update`, as devices may hold shards.
+def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
+    """Clip by the global norm, g min(1, max_norm / norm); `norm` is given to `update`, as devices may hold shards.
 
     Source: optax.clip_by_global_norm, which computes the norm of what it is given.
     """
 
-    def clip(updates: Any, state: Any, params: Any = None, **told: Any) -> tuple[Any, Any]:
+    def clip(updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
         del params
-        norm = told["norm"]
-        clipped = jax.tree.map(lambda g: jnp.where(norm < most, g, g / norm.astype(g.dtype) * most), updates)
+        norm = options["norm"]
+        clipped = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates)
         return clipped, state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
@@ -194,7 +205,11 @@ def clip_by_norm(most: float) -> optax.GradientTransformation:
 
 def _is_matrix(params: Params) -> Params:
     """Mark where weights decay: not in biases and norms, as in Hugging Face's Trainer."""
-    is_matrix = lambda keys, p: p.ndim > (2 if stacks.ALL in partition.path_of(keys).split("/") else 1)  # noqa: E731
+
+    def is_matrix(keys: Any, param: Array) -> bool:
+        in_stack = stacks.ALL in partition.path_of(keys).split("/")  # which has an axis of layers more
+        return param.ndim > (2 if in_stack else 1)
+
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
@@ -204,7 +219,7 @@ def apply_gradients(
     optimizer: optax.GradientTransformation,
     rates: LearningRates,
     norm: Array | None = None,
-    taken: Array | bool = True,
+    is_taken: Array | bool = True,
 ) -> TrainState:
     """Take one optimizer step at the learning rates of `state.step`, which stays as it is.
 
@@ -214,16 +229,16 @@ def apply_gradients(
         optimizer: from `make_optimizer`.
         rates: learning rates.
         norm: global norm of the gradients, [] fp32; default: that of these arrays.
-        taken: [] bool, whether the step is taken; if not, the state stays as it is.
+        is_taken: [] bool, whether the step is taken; if not, the state stays as it is.
     """
+    if norm is None:
+        norm = optax.tree.norm(grads)
     directions: Any
-    norm = optax.tree.norm(grads) if norm is None else norm
     optimizer = optax.with_extra_args_support(optimizer)
-    directions, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm, taken=taken)
-    rate_of = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
-    params = {
-        model: jax.tree.map(lambda p, d, rate=rate_of[model]: p - rate * d, state.params[model], directions[model])
-        for model in state.params
-    }
-    params = keep_or_take(taken, params, state.params)
-    return state._replace(params=params, opt_state=opt_state)
+    directions, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm, is_taken=is_taken)
+    rate_by_model = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
+    params = {}
+    for model, old in state.params.items():
+        rate = rate_by_model[model]
+        params[model] = jax.tree.map(lambda p, d, rate=rate: p - rate * d, old, directions[model])
+    return state._replace(params=where_taken(is_taken, params, state.params), opt_state=opt_state)

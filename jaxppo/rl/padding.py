@@ -30,14 +30,14 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
         full: T, columns of the batch.
         length_gaps: from `data.length_gaps`.
     """
-    lengths = {bucket(max(full - by, 1), SEQUENCE_BUCKET) for by in length_gaps}
-    return [*sorted(n for n in lengths if n <= WORTH_CUTTING * full), full]
+    shorter = {bucket(max(full - gap, 1), SEQUENCE_BUCKET) for gap in length_gaps}
+    return [*sorted(length for length in shorter if length <= WORTH_CUTTING * full), full]
 
 
 def has_one_length(models: Sequence[ModelConfig], length_gaps: Sequence[int], longest: int, parts: int) -> bool:
-    """Return whether all batches are made as long as the longest row there can be, and each part of them is cut.
+    """Return whether all batches are made as long as the longest possible row, and each part of them is cut.
 
-    So that no batch brings a length of its own: a CPU compiles the layers of wide models one by one.
+    So no batch brings a length of its own to compile for: a CPU compiles the layers of wide models one by one.
 
     Args:
         models: what is learned.
@@ -45,7 +45,8 @@ def has_one_length(models: Sequence[ModelConfig], length_gaps: Sequence[int], lo
         longest: tokens of the longest row.
         parts: into how many a batch of such rows is cut.
     """
-    if not any(model.wide and not model.loops for model in models) or not length_gaps:
+    compiles_slowly = any(model.wide and not model.loops for model in models)
+    if not compiles_slowly or not length_gaps:
         return False
     # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the longest.
     return min(length_gaps) <= longest // 4 and parts > 1
@@ -62,23 +63,29 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequen
     """
     if not length_gaps:
         return function(batch)
-    is_sequences = lambda x: isinstance(x, Sequences)  # noqa: E731
+
+    def is_sequences(node: Any) -> bool:
+        return isinstance(node, Sequences)
+
     (sequences,) = filter(is_sequences, jax.tree.leaves(batch, is_leaf=is_sequences))
     lengths = cut_lengths(sequences.input_ids.shape[1], length_gaps)
-
-    def of_length(length: int) -> Callable[[Any], R]:
-        cut = lambda x: x._replace(input_ids=x.input_ids[:, :length]) if is_sequences(x) else x  # noqa: E731
-        return lambda batch: function(jax.tree.map(cut, batch, is_leaf=is_sequences))
-
     if len(lengths) == 1:
         return function(batch)
+
+    def cut_at(length: int) -> Callable[[Any], R]:
+        def cut(node: Any) -> Any:
+            return node._replace(input_ids=node.input_ids[:, :length]) if is_sequences(node) else node
+
+        return lambda batch: function(jax.tree.map(cut, batch, is_leaf=is_sequences))
+
+    # The longest row on all devices that compute together decides: they must take the same branch.
     longest = partition.largest(jnp.max(ops.real_lengths(sequences)))
-    which = jnp.searchsorted(jnp.array(lengths), longest)
-    return jax.lax.switch(which, [of_length(length) for length in lengths], batch)
+    branch = jnp.searchsorted(jnp.array(lengths), longest)
+    return jax.lax.switch(branch, [cut_at(length) for length in lengths], batch)
 
 
 def in_cut_parts(
-    function: Callable[[Sequences], R], sequences: Sequences, most: int | None, length_gaps: Sequence[int]
+    function: Callable[[Sequences], R], sequences: Sequences, rows_at_once: int | None, length_gaps: Sequence[int]
 ) -> R:
     """Compute `function(sequences)` in parts of rows of similar length, each cut as by `cut_to_longest`.
 
@@ -86,11 +93,14 @@ def in_cut_parts(
         function: as for `cut_to_longest`, of rows that do not depend on each other; its results have an axis of rows
             first.
         sequences: [B, T].
-        most: rows at once, see `by_rows`.
+        rows_at_once: see `by_rows`.
         length_gaps: see `cut_to_longest`.
     """
     order = jnp.argsort(ops.real_lengths(sequences))
-    cut = lambda part: cut_to_longest(function, part, length_gaps)  # noqa: E731
-    results = by_rows(cut, jax.tree.map(lambda x: x[order], sequences), most)
-    places = jnp.argsort(order)
-    return jax.tree.map(lambda x: x[places], results)
+
+    def cut(part: Sequences) -> R:
+        return cut_to_longest(function, part, length_gaps)
+
+    results = by_rows(cut, jax.tree.map(lambda x: x[order], sequences), rows_at_once)
+    original_order = jnp.argsort(order)
+    return jax.tree.map(lambda x: x[original_order], results)

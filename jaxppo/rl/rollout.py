@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,33 +17,33 @@ from jaxppo.rl import ops, sampling
 from jaxppo.rl.sampling import Sampled
 from jaxppo.types import Array, Params, PromptBatch, Rollout, Sequences
 
-FEWEST_ROWS = 8
+MIN_DECODED_ROWS = 8
 """Rows below which decoding does not drop those that are done: a step takes as long for fewer, to read the weights."""
 
 
-class _Rows(NamedTuple):
-    """What the rows that are being decoded bring along."""
+class _RowInputs(NamedTuple):
+    """What stays the same of each row while it is decoded."""
 
     uniforms: Array  # [N, C] fp32
-    limits: Array  # [N] int32, most tokens
-    positions: Array  # [N] int32, of the first token to be sampled
-    slots: Array  # [N, P + C] bool: of the cache, those that hold a real token, now or later
+    max_tokens: Array  # [N] int32
+    first_positions: Array  # [N] int32, of the first sampled token
+    slot_mask: Array  # [N, P + C] bool: slots of the cache that hold a real token, now or later
 
 
-class _Written(NamedTuple):
-    """What is remembered of the tokens of each row; None where nothing asks for it."""
+class _TokenHistory(NamedTuple):
+    """What is remembered of the tokens of each row; None where no setting needs it."""
 
     seen: Array | None  # [N, V] bool: tokens of prompt and completion, for the repetition penalty
     stop_state: Array | None  # [N] int32: which beginning of a stop string the row ends with
 
 
-class _Decoding(NamedTuple):
-    """Where the decoding loop stands."""
+class _DecodingState(NamedTuple):
+    """What changes with every sampled token."""
 
-    t: Array  # [] int32, tokens drawn for each row
-    left: Array  # [] int32, rows to be continued, of the device that has most of those that decode in step
+    t: Array  # [] int32, tokens sampled for each row
+    num_live: Array  # [] int32, rows to be continued; the largest number of any device that decodes in step with others
     rollout: Rollout
-    written: _Written
+    history: _TokenHistory
     cache: models.Cache
 
 
@@ -75,7 +75,7 @@ def generate(
         uniforms: [B, C] fp32 in [0, 1), B a multiple of G; the completions of a prompt are adjacent rows.
         lengths: [B] int32, most tokens of each completion, 1 to C; default: C.
         model: configuration of the model.
-        stop_ids: a completion ends with any of these tokens; none: all run to their full length.
+        stop_ids: a completion ends with any of these tokens; none: all have their full length.
         pad_id: fills completion_ids after the end.
         temperature: see `sampling.sample_tokens`.
         top_k: see `sampling.truncate`.
@@ -83,66 +83,72 @@ def generate(
         min_p: see `sampling.truncate`.
         repetition_penalty: see `sampling.penalize_repetition`.
         stop_table: [S, V] from `data.stop_table`; a completion also ends with the token that completes a stop string.
-        drop_ended: go on with half of the rows as soon as no more of them are to be continued, see `row_counts`; random
+        drop_ended: go on with half of the rows as soon as no more of them are to be continued, see `_decode`; random
             numbers belong to rows, so that this changes nothing but the rounding of products with fewer rows. Default:
             on accelerators, where a step takes the time to read the cache.
-        prompts_at_once: read no more than so many prompts at once; default: `memory.prompts_at_once`.
+        prompts_at_once: read at most so many prompts at once; default: `memory.prompts_at_once`.
     """
     params = models.for_decoding(model, params)
-    copies = uniforms.shape[0] // prompts.prompt_ids.shape[0]
-    rows = _rows_of(prompts, uniforms, lengths)
+    num_rows, response_length = uniforms.shape
+    num_prompts, prompt_length = prompts.prompt_ids.shape
+    copies = num_rows // num_prompts
+    rows = _row_inputs(prompts, uniforms, lengths)
     if prompts_at_once is None:
         prompts_at_once = memory.prompts_at_once(model, params, prompts.prompt_ids.shape, uniforms.shape)
     if drop_ended is None:
         drop_ended = platform.current().name != "cpu"
     can_end = bool(stop_ids) or lengths is not None or stop_table is not None
-    # Devices that have but shards of the weights take each step together.
-    largest = partition.largest if partition.is_split(params["trunk"], model.hidden_size) else lambda count: count
+    # Devices that hold shards of the weights need each other in every step: none may end its loop before the others.
+    decodes_in_step = partition.is_split(params["trunk"], model.hidden_size)
     draw = partial(sampling.sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
 
-    def append(rollout: Rollout, written: _Written, logits: Array, t: Array, rows: _Rows) -> tuple[Rollout, _Written]:
-        if written.seen is not None:
-            logits = sampling.penalize_repetition(logits, written.seen, repetition_penalty)
-        drawn = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
-        written, stops = _with_token(written, drawn.ids, stop_table)
+    def sample_token(
+        rollout: Rollout, history: _TokenHistory, logits: Array, t: Array, rows: _RowInputs
+    ) -> tuple[Rollout, _TokenHistory]:
+        if history.seen is not None:
+            logits = sampling.penalize_repetition(logits, history.seen, repetition_penalty)
+        tokens = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
+        history, stops = _with_token(history, tokens.ids, stop_table)
         for stop_id in stop_ids:
-            stops |= drawn.ids == stop_id
-        return _append(rollout, drawn, stops, t, rows.limits, pad_id), written
+            stops |= tokens.ids == stop_id
+        return _append(rollout, tokens, stops, t, rows.max_tokens, pad_id), history
 
-    def left(rollout: Rollout, t: Array, rows: _Rows) -> Array:
-        return largest(jnp.sum(_live(rollout, t, rows)))
+    def num_live(rollout: Rollout, t: Array, rows: _RowInputs) -> Array:
+        count = jnp.sum(_is_live(rollout, t, rows))
+        return partition.largest(count) if decodes_in_step else count
 
-    def step(state: _Decoding, rows: _Rows) -> _Decoding:
-        """Feed the last token drawn, draw the next."""
+    def step(state: _DecodingState, rows: _RowInputs) -> _DecodingState:
+        """Feed the last sampled token, sample the next."""
         last = state.t - 1
         ids = jax.lax.dynamic_slice_in_dim(state.rollout.completion_ids, last, 1, axis=1)
         out = models.apply(
             model,
             params,
             ids,
-            positions=(rows.positions + last)[:, None],
-            attention_mask=rows.slots,
+            positions=(rows.first_positions + last)[:, None],
+            attention_mask=rows.slot_mask,
             cache=state.cache,
-            cache_index=prompts.prompt_ids.shape[1] + last,
+            cache_index=prompt_length + last,
             logits=False,
         )
         logits = models.lm_logits(model, params, out.hidden[:, 0])
         assert out.cache is not None
         cache = models.densely_laid(out.cache)
-        rollout, written = append(state.rollout, state.written, logits, state.t, rows)
+        rollout, history = sample_token(state.rollout, state.history, logits, state.t, rows)
         t = state.t + 1
-        return _Decoding(t, left(rollout, t, rows), rollout, written, cache)
+        return _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache)
 
-    logits, cache = _prefill(params, prompts, rows.slots[::copies], copies, model, prompts_at_once)
-    nothing = _empty_rollout(uniforms.shape[0], uniforms.shape[1], pad_id)
-    unwritten = _Written(
+    logits, cache = _prefill(params, prompts, rows.slot_mask[::copies], copies, model, prompts_at_once)
+    history = _TokenHistory(
         seen=None if repetition_penalty == 1.0 else jnp.repeat(_seen(prompts, logits.shape[1]), copies, axis=0),
-        stop_state=None if stop_table is None else jnp.zeros(uniforms.shape[0], jnp.int32),
+        stop_state=None if stop_table is None else jnp.zeros(num_rows, jnp.int32),
     )
-    first = append(nothing, unwritten, logits, jnp.int32(0), rows)
-    counts = row_counts(uniforms.shape[0]) if drop_ended and can_end else (uniforms.shape[0],)
+    # The logits of the prompts give the first token, so the loop begins with the second.
+    empty = _empty_rollout(num_rows, response_length, pad_id)
+    rollout, history = sample_token(empty, history, logits, jnp.int32(0), rows)
+    counts = row_counts(num_rows) if drop_ended and can_end else (num_rows,)
     t = jnp.int32(1)
-    return _decode(step, _Decoding(t, left(first[0], t, rows), *first, cache), rows, counts)
+    return _decode(step, _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache), rows, counts)
 
 
 def _seen(prompts: PromptBatch, vocab_size: int) -> Array:
@@ -151,80 +157,98 @@ def _seen(prompts: PromptBatch, vocab_size: int) -> Array:
     return jnp.zeros((len(prompts.prompt_ids), vocab_size), bool).at[rows, prompts.prompt_ids].max(prompts.prompt_mask)
 
 
-def _with_token(written: _Written, ids: Array, stop_table: np.ndarray | None) -> tuple[_Written, Array]:
+def _with_token(history: _TokenHistory, ids: Array, stop_table: np.ndarray | None) -> tuple[_TokenHistory, Array]:
     """Add a token to each row; returns also which rows have completed a stop string by it, [N] bool."""
-    seen, state = written
+    seen = history.seen
     if seen is not None:
         seen = seen.at[jnp.arange(len(ids)), ids].set(True)
-    if state is None or stop_table is None:
-        return _Written(seen, state), jnp.zeros(len(ids), bool)
-    state = jnp.asarray(stop_table)[state, ids]
-    return _Written(seen, state), state == len(stop_table)
+    if history.stop_state is None or stop_table is None:
+        return _TokenHistory(seen, history.stop_state), jnp.zeros(len(ids), bool)
+    stop_state = jnp.asarray(stop_table)[history.stop_state, ids]
+    return _TokenHistory(seen, stop_state), stop_state == len(stop_table)
 
 
-def _rows_of(prompts: PromptBatch, uniforms: Array, lengths: Array | None) -> _Rows:
+def _row_inputs(prompts: PromptBatch, uniforms: Array, lengths: Array | None) -> _RowInputs:
     num_rows, length = uniforms.shape
     copies = num_rows // prompts.prompt_ids.shape[0]
     # Slots past a query are hidden from it by causality, so one mask serves every step.
-    slots = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
-    return _Rows(
+    slot_mask = jnp.pad(prompts.prompt_mask, ((0, 0), (0, length)), constant_values=True)
+    return _RowInputs(
         uniforms=uniforms,
-        limits=jnp.full((num_rows,), length, jnp.int32) if lengths is None else lengths,
-        positions=jnp.repeat(ops.prompt_lengths(prompts.prompt_mask), copies),
-        slots=jnp.repeat(slots, copies, axis=0),
+        max_tokens=jnp.full((num_rows,), length, jnp.int32) if lengths is None else lengths,
+        first_positions=jnp.repeat(ops.prompt_lengths(prompts.prompt_mask), copies),
+        slot_mask=jnp.repeat(slot_mask, copies, axis=0),
     )
 
 
 def row_counts(num_rows: int) -> tuple[int, ...]:
-    """Return how many rows are decoded at a time: all, and then the powers of two below, down to `FEWEST_ROWS`."""
-    powers = (2**i for i in reversed(range(num_rows.bit_length())))
-    return num_rows, *(count for count in powers if FEWEST_ROWS <= count < num_rows)
+    """Return how many rows are decoded at a time: all, then the powers of two below, down to `MIN_DECODED_ROWS`."""
+    counts = [num_rows]
+    power = 1 << (num_rows.bit_length() - 1)
+    while power >= MIN_DECODED_ROWS:
+        if power < num_rows:
+            counts.append(power)
+        power //= 2
+    return tuple(counts)
 
 
-def _decode(step: Callable[..., _Decoding], state: _Decoding, rows: _Rows, counts: tuple[int, ...]) -> Rollout:
-    """Decode all rows, then as many as `counts` has next as soon as no more are to be continued, and so on.
+def _decode(
+    step: Callable[..., _DecodingState], state: _DecodingState, rows: _RowInputs, counts: tuple[int, ...]
+) -> Rollout:
+    """Decode all rows; once no more than `counts[1]` of them are to be continued, these alone; and so on.
 
-    Each count is a loop of its own in one program: whether rows are dropped is decided on the device, by each device
-    for its own rows (or by those together that decode in step), and nothing waits for the host.
+    Most completions of a batch end early, and a few are long. A step reads weights and cache: with half of the rows it
+    reads half of the cache. But a compiled program has one shape, so each count is a loop of its own in one program.
+    Whether rows are dropped is decided on the device, by each device for its own rows (or by those together that decode
+    in step), and nothing waits for the host. Rows that are dropped are written back to the rollout of all rows, at the
+    places that they come from.
     """
-    done, places = state.rollout, jnp.arange(counts[0])
-    for now, then in zip(counts, (*counts[1:], 0), strict=True):
-        if now < counts[0]:
-            # Those to be continued first, in their order; the rest are done, and stay so.
-            kept = jnp.argsort(~_live(state.rollout, state.t, rows), stable=True)[:now]
-            done, places = _put_back(done, state.rollout, places), places[kept]
-            state, rows = _take(state, kept), jax.tree.map(lambda x, kept=kept: x[kept], rows)
-        more = lambda state, then=then: state.left > then  # noqa: E731
-        state = jax.lax.while_loop(more, lambda state, rows=rows: step(state, rows), state)
-    return state.rollout if len(counts) == 1 else _put_back(done, state.rollout, places)
+    num_rows = counts[0]
+    all_rows = state.rollout
+    places = jnp.arange(num_rows)
+    for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
+        if count < num_rows:
+            # Those to be continued first, in their order; the others have ended, and stay so.
+            selected = jnp.argsort(~_is_live(state.rollout, state.t, rows), stable=True)[:count]
+            all_rows = _put_back(all_rows, state.rollout, places)
+            places = places[selected]
+            state = _select_rows(state, selected)
+            rows = jax.tree.map(lambda x, selected=selected: x[selected], rows)
+        state = jax.lax.while_loop(
+            lambda state, next_count=next_count: state.num_live > next_count,
+            lambda state, rows=rows: step(state, rows),
+            state,
+        )
+    return state.rollout if len(counts) == 1 else _put_back(all_rows, state.rollout, places)
 
 
-def _live(rollout: Rollout, t: Array, rows: _Rows) -> Array:
+def _is_live(rollout: Rollout, t: Array, rows: _RowInputs) -> Array:
     """Return which rows are to be continued, [N] bool."""
-    return ~rollout.ended & (t < rows.limits)
+    return ~rollout.ended & (t < rows.max_tokens)
 
 
-def _take(state: _Decoding, kept: Array) -> _Decoding:
+def _select_rows(state: _DecodingState, selected: Array) -> _DecodingState:
     """Keep these rows alone, one array after the other: each makes room for the next before that is copied."""
-    leaves, structure = jax.tree.flatten((state.rollout, state.written, state.cache))
+    leaves, structure = jax.tree.flatten((state.rollout, state.history, state.cache))
     for i, leaf in enumerate(leaves):
-        leaves[i], kept = jax.lax.optimization_barrier((leaf[kept], kept))
-    return _Decoding(state.t, state.left, *jax.tree.unflatten(structure, leaves))
+        leaves[i], selected = jax.lax.optimization_barrier((leaf[selected], selected))
+    rollout, history, cache = jax.tree.unflatten(structure, leaves)
+    return _DecodingState(state.t, state.num_live, rollout, history, cache)
 
 
-def _put_back(whole: Rollout, part: Rollout, places: Array) -> Rollout:
-    """Write rows back to where they come from."""
-    return jax.tree.map(lambda x, rows: x.at[places].set(rows, unique_indices=True), whole, part)
+def _put_back(all_rows: Rollout, selected: Rollout, places: Array) -> Rollout:
+    """Write rows back to the places that they come from."""
+    return jax.tree.map(lambda x, rows: x.at[places].set(rows, unique_indices=True), all_rows, selected)
 
 
 def _prefill(
-    params: Params, prompts: PromptBatch, slots: Array, copies: int, model: ModelConfig, at_once: int
+    params: Params, prompts: PromptBatch, slot_mask: Array, copies: int, model: ModelConfig, at_once: int
 ) -> tuple[Array, models.Cache]:
-    """Compute logits behind each prompt and the cache that holds it, `copies` times each: [B, V] and B rows.
+    """Compute the logits after each prompt and the cache that holds it, `copies` times each: [B, V] and B rows.
 
     Parts of the prompts are written to the one cache as they are read, so that only a part's activations are held.
     """
-    (count, length), num_slots = prompts.prompt_ids.shape, slots.shape[1]
+    count, length = prompts.prompt_ids.shape
 
     def read(ids: Array, mask: Array) -> tuple[Array, models.Cache]:
         cache = models.init_cache(model, *mask.shape)
@@ -232,19 +256,20 @@ def _prefill(
         out = models.apply(model, params, ids, attention_mask=mask, cache=cache, read=last)
         assert out.logits is not None
         assert out.cache is not None
-        both = (out.logits[:, 0], out.cache)
-        return both if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), both)
+        result = (out.logits[:, 0], out.cache)
+        return result if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), result)
 
     if at_once >= count:
-        return read(prompts.prompt_ids, slots)
+        return read(prompts.prompt_ids, slot_mask)
 
     def read_part(cache: models.Cache, first: Array) -> tuple[models.Cache, Array]:
         part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, at_once), prompts)
-        logits, own = read(*part)
-        put = lambda x, rows: jax.lax.dynamic_update_slice(x, rows, (first * copies, 0, 0, 0))  # noqa: E731
-        return jax.tree.map(put, cache, own), logits
+        logits, part_cache = read(*part)
+        place = (first * copies, 0, 0, 0)
+        cache = jax.tree.map(lambda x, rows: jax.lax.dynamic_update_slice(x, rows, place), cache, part_cache)
+        return cache, logits
 
-    cache = models.init_cache(model, count * copies, num_slots)
+    cache = models.init_cache(model, count * copies, slot_mask.shape[1])
     cache, logits = jax.lax.scan(read_part, cache, jnp.arange(0, count, at_once))
     return logits.reshape(count * copies, -1), cache
 
@@ -258,23 +283,26 @@ def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
     )
 
 
-def _append(rollout: Rollout, sampled: Sampled, stops: Array, t: Array, limits: Array, pad_id: int) -> Rollout:
-    """Write token t of the rows that are not done; some end with it."""
-    live = ~rollout.ended & (t < limits)
-    ids = jnp.where(live, sampled.ids, pad_id)
-    put = lambda buffer, column: jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))  # noqa: E731
+def _append(rollout: Rollout, tokens: Sampled, stops: Array, t: Array, max_tokens: Array, pad_id: int) -> Rollout:
+    """Write token t of the rows that are to be continued; some end with it."""
+    is_live = ~rollout.ended & (t < max_tokens)
+
+    def put(buffer: Any, column: Array) -> Array:
+        return jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))
+
     return Rollout(
-        completion_ids=put(rollout.completion_ids, ids),
-        completion_mask=put(rollout.completion_mask, live),
-        logprobs=put(rollout.logprobs, jnp.where(live, sampled.logprobs, 0.0)),
-        ended=rollout.ended | (live & stops),
+        completion_ids=put(rollout.completion_ids, jnp.where(is_live, tokens.ids, pad_id)),
+        completion_mask=put(rollout.completion_mask, is_live),
+        logprobs=put(rollout.logprobs, jnp.where(is_live, tokens.logprobs, 0.0)),
+        ended=rollout.ended | (is_live & stops),
     )
 
 
 def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequences:
     """Pack prompts and completions into right-padded sequences of `length` tokens; each prompt once per completion."""
     copies = rollout.completion_ids.shape[0] // prompts.prompt_ids.shape[0]
-    prompt_ids, prompt_mask = (jnp.repeat(x, copies, axis=0) for x in prompts)
+    prompt_ids = jnp.repeat(prompts.prompt_ids, copies, axis=0)
+    prompt_mask = jnp.repeat(prompts.prompt_mask, copies, axis=0)
     return Sequences(
         input_ids=ops.pack(prompt_ids, prompt_mask, rollout.completion_ids, length),
         prompt_lengths=ops.prompt_lengths(prompt_mask),
@@ -323,7 +351,7 @@ def values_of_hidden(params: Params, hidden: Array) -> Array:
 
 
 def completion_values(params: Params, sequences: Sequences, *, model: ModelConfig, value_model: ModelConfig) -> Array:
-    """Compute the value of the state before each completion token, and behind the last: [B, C] fp32, not masked.
+    """Compute the value of the state before each completion token, and after the last: [B, C] fp32, not masked.
 
     `params` is {"policy", "value"}: the value model has a trunk of its own, or only a head for the policy's trunk.
     """
@@ -339,6 +367,14 @@ def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, t
 
     `params` is {"policy", "reference"}.
     """
-    of = lambda p: (completion_hidden(p, sequences, model), models.lm_head_kernel(model, p))  # noqa: E731
-    kl = token_kl(*of(params["policy"]), *of(params["reference"]), temperature=temperature, vocab=model.num_logits)
+    policy = params["policy"]
+    reference = params["reference"]
+    kl = token_kl(
+        completion_hidden(policy, sequences, model),
+        models.lm_head_kernel(model, policy),
+        completion_hidden(reference, sequences, model),
+        models.lm_head_kernel(model, reference),
+        temperature=temperature,
+        vocab=model.num_logits,
+    )
     return jnp.where(sequences.completion_mask, kl, 0.0)

@@ -23,7 +23,7 @@ from jaxppo.rl import ops, optimizer, padding, rollout, update
 from jaxppo.run import activity
 from jaxppo.run.checkpoints import is_whole
 from jaxppo.run.loop import StepOutput
-from jaxppo.types import Array, Params, Sequences, Stats, TrainState
+from jaxppo.types import Array, HostState, Params, Sequences, Stats, TrainState
 
 B = TypeVar("B")
 
@@ -228,7 +228,7 @@ class SFT(TrainedAlone):
         weights = ops.mean_weights(learned, (0, 1))
         return in_parts((batch._replace(learned=None), weights), most, self.parallel)
 
-    def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, int], StepOutput]:
+    def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, HostState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
 
         def rows_at_once(batch: Sequences) -> int:
@@ -256,7 +256,7 @@ def supervised_step(
     rows_at_once: Callable[[B], int],
     parallel: DataParallel,
     halving: Halving,
-) -> Callable[[TrainState, int], StepOutput]:
+) -> Callable[[TrainState, HostState, int], StepOutput]:
     """Return the step of a run that learns from fixed rows.
 
     Args:
@@ -272,16 +272,17 @@ def supervised_step(
         after, stats = program(state, parallel.put(weighted(rows), 2))
         return after, jax.device_get(stats)
 
-    def step(state: TrainState, number: int) -> StepOutput:
-        began, rows = time.monotonic(), batch(number)
+    def step(state: TrainState, host: HostState, number: int) -> StepOutput:
+        began_s = time.monotonic()
+        rows = batch(number)
         with activity.shown("learning"):
             after, stats = halving.repeated(
                 lambda: activity.attended(lambda: learned(state, rows), takes_state=True),
                 lambda: rows_at_once(rows),
                 lambda: is_whole(state),
             )
-        record = {"step": number + 1, **stats, "time/step_s": time.monotonic() - began}
-        return StepOutput(after, record)
+        record = {"step": number + 1, **stats, "time/step_s": time.monotonic() - began_s}
+        return StepOutput(after, record, host)
 
     return step
 

@@ -69,17 +69,12 @@ def policy_gradient_loss(
         params["policy"], hidden, batch.sequences, model=model, temperature=temperature
     )
     log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
-    at_level = losses.log_ratio_at(rl.ratio_level, log_ratio, mask)
-    if rl.mean_of_losses == "cispo":
-        assert rl.cliprange_high is not None
-        shares = weights.policy, rl.cliprange_high, weights.ratios
-        policy = losses.capped_policy_loss(at_level, logprobs, batch.advantages, *shares)
-    else:
-        shares = weights.policy, rl.cliprange, rl.cliprange_high, rl.delta, weights.ratios
-        policy = losses.policy_loss(at_level, batch.advantages, *shares)
+    level_log_ratio = losses.log_ratio_at(rl.ratio_level, log_ratio, mask)
+    policy = _policy_loss(level_log_ratio, logprobs, batch.advantages, weights, rl)
     mean_entropy = ops.weighted_sum(entropy, weights.tokens)
     loss = policy.loss
-    if rl.entropy_coef:  # the entropy of 50k logits is not free to differentiate
+    # Not added with a coefficient of 0: the entropy of 50k logits is not free to differentiate.
+    if rl.entropy_coef:
         loss -= rl.entropy_coef * mean_entropy
     stats = {
         "loss/policy_avg": policy.loss,
@@ -91,7 +86,9 @@ def policy_gradient_loss(
     }
     if batch.ref_logprobs is not None:
         kl = losses.kl_estimate(logprobs, batch.ref_logprobs, "k3")
-        kl_loss = ops.weighted_sum(kl * jnp.exp(at_level) if rl.use_bias_correction_kl else kl, weights.policy)
+        if rl.use_bias_correction_kl:
+            kl *= jnp.exp(level_log_ratio)
+        kl_loss = ops.weighted_sum(kl, weights.policy)
         loss += rl.kl_coef * kl_loss
         stats["loss/kl_avg"] = kl_loss
     if weights.positive is not None:  # source: VAPO (Yue et al. 2025), eq. 14
@@ -110,18 +107,32 @@ def policy_gradient_loss(
     return loss, stats | {"loss/total_avg": loss}
 
 
+def _policy_loss(
+    log_ratio: Array, logprobs: Array, advantages: Array, weights: Weights, rl: RLConfig
+) -> losses.PolicyLoss:
+    if rl.mean_of_losses == "cispo":
+        assert rl.cliprange_high is not None
+        return losses.capped_policy_loss(
+            log_ratio, logprobs, advantages, weights.policy, rl.cliprange_high, weights.ratios
+        )
+    return losses.policy_loss(
+        log_ratio, advantages, weights.policy, rl.cliprange, rl.cliprange_high, rl.delta, weights.ratios
+    )
+
+
 def _value_loss(
     params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, value_model: ModelConfig, rl: RLConfig
 ) -> losses.ValueLoss:
-    separate = "trunk" in params["value"]
-    hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model) if separate else policy_hidden
+    hidden = policy_hidden
+    if "trunk" in params["value"]:  # a value model of its own, not a head on the policy's trunk
+        hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model)
     values = rollout.values_of_hidden(params, hidden)
     assert batch.values is not None and batch.returns is not None
     return losses.value_loss(values, batch.values, batch.returns, weights, rl.cliprange_value)
 
 
-class MiniBatch(NamedTuple):
-    """What a mini-batch says, summed over its micro-batches and all devices."""
+class MiniBatchSums(NamedTuple):
+    """Loss, gradients and statistics of a mini-batch, summed over its micro-batches and all devices."""
 
     loss: Array  # []
     grads: Params
@@ -135,34 +146,34 @@ def gradients(
     micro_batches: tuple[Any, Any],
     axis_name: Axes,
     length_gaps: Sequence[int] = (),
-) -> MiniBatch:
+) -> MiniBatchSums:
     """Compute gradients and statistics of a mini-batch: sums over its micro-batches [M, ...] and over all devices.
 
     Every term is a weighted sum whose weights know the whole mini-batch, so any partition of the rows gives the same.
     Several micro-batches are cut to the lengths that `length_gaps` allows, see `padding.cut_to_longest`.
     """
 
-    @jax.jit  # traced once for the shapes of its results and for the loop
-    def of_one(micro_batch: tuple[Any, Any]) -> MiniBatch:
+    @jax.jit  # traced once, for the shapes of its results and for the loop
+    def sums_of(micro_batch: tuple[Any, Any]) -> MiniBatchSums:
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
-        return MiniBatch(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))
+        return MiniBatchSums(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))
 
-    def added(total_and_micro_batch: tuple[MiniBatch, tuple[Any, Any]]) -> tuple[MiniBatch, Stats]:
+    def add(total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]]) -> tuple[MiniBatchSums, Stats]:
         # Within the branch that `cut_to_longest` takes, so that each gradient is added as soon as it is computed:
         # otherwise those of a whole micro-batch stand in memory beside the sum.
         total, micro_batch = total_and_micro_batch
-        part = of_one(micro_batch)
+        part = sums_of(micro_batch)
         return jax.tree.map(jnp.add, total, part), _extremes(part.stats, lambda x: x)
 
-    def add(total: MiniBatch, micro_batch: tuple[Any, Any]) -> tuple[MiniBatch, Stats]:
-        return padding.cut_to_longest(added, (total, micro_batch), length_gaps)
+    def add_cut(total: MiniBatchSums, micro_batch: tuple[Any, Any]) -> tuple[MiniBatchSums, Stats]:
+        return padding.cut_to_longest(add, (total, micro_batch), length_gaps)
 
-    one = jax.tree.map(lambda x: x[0], micro_batches)
+    first = jax.tree.map(lambda x: x[0], micro_batches)
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
-        total = of_one(one)
+        total = sums_of(first)
     else:
-        total, parts = jax.lax.scan(add, _zeros(of_one, one), micro_batches)
-        total = total._replace(stats=total.stats | _extremes(parts, partial(jnp.max, axis=0)))
+        total, extremes_of_parts = jax.lax.scan(add_cut, _zeros(sums_of, first), micro_batches)
+        total = total._replace(stats=total.stats | _extremes(extremes_of_parts, partial(jnp.max, axis=0)))
     extremes = _extremes(total.stats, partial(ops.global_max, axis_name=axis_name))
     total = partition.total(total, axis_name)
     return total._replace(stats=total.stats | extremes)
@@ -170,20 +181,22 @@ def gradients(
 
 def _extremes(stats: Stats, largest: Callable[[Array], Array]) -> Stats:
     """Return the statistics that are not sums, each reduced by a function that gives the largest of several."""
-    least = {name: -largest(-x) for name, x in stats.items() if name.startswith("min_")}
-    return least | {name: largest(x) for name, x in stats.items() if name.startswith("max_")}
+    minima = {name: -largest(-x) for name, x in stats.items() if name.startswith("min_")}
+    maxima = {name: largest(x) for name, x in stats.items() if name.startswith("max_")}
+    return minima | maxima
 
 
-def _zeros(function: Callable[..., MiniBatch], *args: Any) -> MiniBatch:
+def _zeros(function: Callable[..., MiniBatchSums], *args: Any) -> MiniBatchSums:
     """Return zeros in the shapes of what `function` returns."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
 
 
 def norms(grads: Params, axis_name: Axes = None) -> Stats:
     """Compute the global norm of the gradient before clipping, of everything and of each model."""
-    return {"grad_norm": partition.norm(grads, axis_name)} | {
-        f"{name}/grad_norm": partition.norm({name: grad}, axis_name) for name, grad in grads.items()
-    }
+    stats = {"grad_norm": partition.norm(grads, axis_name)}
+    for model, grad in grads.items():
+        stats[f"{model}/grad_norm"] = partition.norm({model: grad}, axis_name)
+    return stats
 
 
 def compiler_options(models: Sequence[ModelConfig]) -> dict[str, Any] | None:
@@ -230,72 +243,87 @@ def update(
         known value (ratio 1, approximate KL 0).
     """
 
-    def compute(params: Params, batch: tuple[Any, Any]) -> MiniBatch:
+    def compute(params: Params, batch: tuple[Any, Any]) -> MiniBatchSums:
         return gradients(loss, params, batch, axis_name, length_gaps)
 
-    def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], _Step]:
-        state, stopped = carry
+    def compute_nothing(params: Params, batch: tuple[Any, Any]) -> MiniBatchSums:
+        return _zeros(compute, params, batch)
+
+    def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], _StepOutcome]:
+        state, has_stopped = carry
         if skip_rules.max_policykl is None:
-            result = compute(state.params, batch)
+            sums = compute(state.params, batch)
         else:
             # After an early stop the passes of the remaining mini-batches are not computed.
-            skip = lambda params, batch: _zeros(compute, params, batch)  # noqa: E731
-            result = jax.lax.cond(stopped, skip, compute, state.params, batch)
-        stats = result.stats | norms(result.grads, axis_name)
-        finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(result.loss)
-        reached, allowed = _apply_skip_rules(stats, stopped, skip_rules)
-        real = result.tokens > 0
-        taken = finite & allowed & real
-        state = apply_gradients(state, result.grads, optimizer, rates, stats["grad_norm"], taken)
-        counts = finite & ~stopped & real
-        outcome = _Step(stats, real=real, counts=counts, bad=allowed & ~finite, skipped=~allowed)
-        return (state, reached), outcome
+            sums = jax.lax.cond(has_stopped, compute_nothing, compute, state.params, batch)
+        stats = sums.stats | norms(sums.grads, axis_name)
+        is_finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(sums.loss)
+        stops, is_allowed = _apply_skip_rules(stats, has_stopped, skip_rules)
+        has_tokens = sums.tokens > 0
+        is_taken = is_finite & is_allowed & has_tokens
+        state = apply_gradients(state, sums.grads, optimizer, rates, stats["grad_norm"], is_taken)
+        outcome = _StepOutcome(
+            stats,
+            has_tokens=has_tokens,
+            counts=is_finite & ~has_stopped & has_tokens,
+            is_bad=is_allowed & ~is_finite,
+            is_skipped=~is_allowed,
+        )
+        return (state, stops), outcome
 
-    (after, _), steps = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
-    stats = _averages(steps) | _lr(state, rates)
-    stats["policy/nonfinite_steps"] = jnp.sum(steps.bad, dtype=jnp.int32)
-    stats["policy/skipped_steps"] = jnp.sum(steps.skipped, dtype=jnp.int32)
+    (after, _), outcomes = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
+    stats = _averages(outcomes) | _lr(state, rates)
+    stats["policy/nonfinite_steps"] = jnp.sum(outcomes.is_bad, dtype=jnp.int32)
+    stats["policy/skipped_steps"] = jnp.sum(outcomes.is_skipped, dtype=jnp.int32)
     controls = after.controls
     if controls is not None:
-        # Where no token counted, `make_trajectories` has decided.
-        good = jnp.where(jnp.any(steps.real), 0, controls.bad_updates)
-        controls = controls._replace(bad_updates=jnp.where(jnp.any(steps.bad), controls.bad_updates + 1, good))
-        stats["policy/bad_updates"] = controls.bad_updates
+        # Where no token counted, the batch had no score, and `make_trajectories` has counted it as bad already.
+        if_not_bad = jnp.where(jnp.any(outcomes.has_tokens), 0, controls.bad_updates)
+        bad_updates = jnp.where(jnp.any(outcomes.is_bad), controls.bad_updates + 1, if_not_bad)
+        controls = controls._replace(bad_updates=bad_updates)
+        stats["policy/bad_updates"] = bad_updates
     return after._replace(step=state.step + 1, controls=controls), stats
 
 
-class _Step(NamedTuple):
+class _StepOutcome(NamedTuple):
     """What became of a mini-batch."""
 
     stats: Stats
-    real: Array  # [] bool, whether a token counted
+    has_tokens: Array  # [] bool, whether a token counted
     counts: Array  # [] bool, whether the statistics mean something
-    bad: Array  # [] bool, left out as loss or gradient were not finite
-    skipped: Array  # [] bool, left out by a rule
+    is_bad: Array  # [] bool, left out as loss or gradient were not finite
+    is_skipped: Array  # [] bool, left out by a rule
 
 
-def _averages(steps: _Step) -> Stats:
+def _averages(outcomes: _StepOutcome) -> Stats:
     """Average over the mini-batches that count, [S] -> []; NaN where none does."""
-    some = jnp.any(steps.counts)
-    mean = lambda values: jnp.where(some, ops.masked_mean(values, steps.counts), jnp.nan)  # noqa: E731
-    averages = {name: mean(values) for name, values in steps.stats.items()}
+    counts = outcomes.counts
+    any_counts = jnp.any(counts)
+    averages = {
+        name: jnp.where(any_counts, ops.masked_mean(values, counts), jnp.nan) for name, values in outcomes.stats.items()
+    }
     if "val/ratio" not in averages:
         return averages
-    of_first = lambda name: jnp.where(steps.counts[0], steps.stats[name][0], jnp.nan)  # noqa: E731
-    first = {f"{name}_first": of_first(name) for name in ("val/ratio", "policy/approxkl_avg")}
-    return averages | first | {"val/ratio_var": ops.masked_var(steps.stats["val/ratio"], steps.counts)}
+    # The first mini-batch has the weights that sampled: a ratio of 1 and an approximate KL of 0, or something is wrong.
+    for name in ("val/ratio", "policy/approxkl_avg"):
+        averages[f"{name}_first"] = jnp.where(counts[0], outcomes.stats[name][0], jnp.nan)
+    averages["val/ratio_var"] = ops.masked_var(outcomes.stats["val/ratio"], counts)
+    return averages
 
 
-def _apply_skip_rules(stats: Stats, stopped: Array, skip_rules: SkipRules) -> tuple[Array, Array]:
-    """Return whether the update has ended early, and whether this step may be taken."""
+def _apply_skip_rules(stats: Stats, has_stopped: Array, skip_rules: SkipRules) -> tuple[Array, Array]:
+    """Return whether the update ends early, and whether this step may be taken."""
     if skip_rules.max_policykl is not None:
-        stopped = stopped | (stats["policy/policykl_avg"] > skip_rules.max_policykl)
-    allowed = ~stopped
+        has_stopped = has_stopped | (stats["policy/policykl_avg"] > skip_rules.max_policykl)
+    is_allowed = ~has_stopped
     if skip_rules.ratio_threshold is not None:
-        allowed = allowed & ~(stats["val/ratio"] > skip_rules.ratio_threshold)
-    return stopped, allowed
+        # Written as "not above", so that a ratio of NaN is allowed here and counted as not finite.
+        is_allowed = is_allowed & ~(stats["val/ratio"] > skip_rules.ratio_threshold)
+    return has_stopped, is_allowed
 
 
 def _lr(state: TrainState, rates: LearningRates) -> Stats:
-    lr = {"lr": rates.policy(state.step)}
-    return lr | {"lr_value": rates.value(state.step)} if "value" in state.params else lr
+    stats = {"lr": rates.policy(state.step)}
+    if "value" in state.params:
+        stats["lr_value"] = rates.value(state.step)
+    return stats

@@ -26,10 +26,12 @@ from orbax.checkpoint import multihost
 from jaxppo.errors import DataError
 from jaxppo.parallel import processes, stacks
 from jaxppo.run import checksums
-from jaxppo.types import Experience, Params, Rollout, Scored, Sequences, TrainState
+from jaxppo.types import PREFETCHED, HostState, Params, TrainState
 
-PARAMS, OPT_STATE, REST, AHEAD, META = ITEMS = ("params", "opt_state", "rest", "ahead", "meta")
+PARAMS, OPT_STATE, REST, PREFETCHED_ITEM, META = ITEMS = ("params", "opt_state", "rest", "ahead", "meta")
 """Folders of a checkpoint: an item can be read without the others. `ahead` is there with `async_rollouts` alone."""
+
+EMPTY_HOST_STATE = HostState()
 
 _LEAST_SLICE_BYTES = 2**20
 """Of an array that all devices have, each copies a part to the host, unless the parts are smaller than this."""
@@ -81,7 +83,14 @@ class Checkpoints:
         """Updates done at the checkpoint with the best value of the metric, or None."""
         return self._kept.best(self.steps)
 
-    def save(self, step: int, state: TrainState, meta: dict[str, Any], metrics: dict[str, Any] | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        meta: dict[str, Any],
+        metrics: dict[str, Any] | None = None,
+        host: HostState = EMPTY_HOST_STATE,
+    ) -> None:
         """Begin to write a checkpoint; a process killed half-way leaves the earlier ones untouched.
 
         The arrays are copied before this returns, so an update may take over the memory of `state`.
@@ -91,6 +100,7 @@ class Checkpoints:
             state: arrays, placed in any way.
             meta: what else belongs to it; numbers, strings, lists and mappings.
             metrics: kept as `meta["metrics"]`, and looked up for the best checkpoint.
+            host: what an update changes on the host.
 
         Raises:
             DataError: this checkpoint, or the one before, cannot be written, for instance to a full disk.
@@ -102,7 +112,9 @@ class Checkpoints:
             meta = json.loads(json.dumps(meta, default=_plain), parse_constant=_no_number)
             self._note_value(step, meta)
             self._writing = step
-            items = {name: ocp.args.StandardSave(tree) for name, tree in (_trees(state) | _ahead(state)).items()}
+            items = {
+                name: ocp.args.StandardSave(tree) for name, tree in (_trees(state, host) | _prefetched(host)).items()
+            }
             arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
             self._manager = self._manager or self._make_manager()
             self._manager.save(step, args=arguments, force=True)  # else a step before the newest is skipped silently
@@ -126,13 +138,14 @@ class Checkpoints:
         if self._failed.is_set():
             self.wait()
 
-    def restore(self, like: TrainState, warn: Warn) -> TrainState:
+    def restore(self, like: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE) -> tuple[TrainState, HostState]:
         """Restore the latest undamaged state; its layers are stacked where those of `like` are.
 
         Args:
-            like: its arrays say where the restored ones are placed, whatever devices they were saved from. A batch
-                that was sampled ahead comes as arrays of numpy, as its lengths are its own.
-            warn: told in one line of damaged checkpoints that are passed over.
+            like: its arrays say where the restored ones are placed, whatever devices they were saved from.
+            warn: is given a line about damaged checkpoints that are passed over.
+            host: whether the run has a curriculum, and how large. A prefetched batch is restored in any case, as arrays
+                of numpy, for its lengths are its own.
 
         Raises:
             DataError: there is no undamaged checkpoint, or it is that of another model.
@@ -141,26 +154,31 @@ class Checkpoints:
         trained = {"params": like.params, "opt_state": like.opt_state}
         like = like._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
         step, self._damaged = processes.on_first(lambda: (self._newest_undamaged(ITEMS, warn), self._damaged))
-        self._check_fits(step, like)
+        self._check_fits(step, like, host)
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
             restored = {
                 name: reader.restore(
                     self._folder / str(step) / name,
                     args=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)),
                 )
-                for name, tree in _trees(like).items()
+                for name, tree in _trees(like, host).items()
             }
         params = stacks.stacked_like(restored[PARAMS], like.params)
         opt_state = stacks.stacked_like(restored[OPT_STATE], like.opt_state)
-        after = like._replace(params=params, opt_state=opt_state, **restored[REST])
-        return after._replace(ahead=self._read_ahead(step))
+        rest = restored[REST]
+        curriculum = rest.pop("curriculum", None)
+        if curriculum is not None:
+            curriculum = jax.tree.map(np.asarray, curriculum)
+        state = like._replace(params=params, opt_state=opt_state, **rest)
+        return state, HostState(curriculum, self._read_prefetched(step))
 
-    def resume(self, state: TrainState, warn: Warn) -> TrainState:
+    def resume(self, state: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE) -> tuple[TrainState, HostState]:
         """`restore`, into the memory of a state that nobody needs any more.
 
         Args:
             state: says where arrays are placed; its parameters and optimizer state are deleted.
             warn: see `restore`.
+            host: see `restore`.
 
         Raises:
             DataError: see `restore`.
@@ -169,7 +187,7 @@ class Checkpoints:
         like = state._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
         for leaf in jax.tree.leaves(trained):
             leaf.delete()
-        return self.restore(like, warn)
+        return self.restore(like, warn, host)
 
     def restore_params(self, step: int | None, warn: Warn) -> tuple[Params, dict[str, Any], int]:
         """Restore parameters alone, on the host, whatever the number of devices they were saved on.
@@ -308,19 +326,22 @@ class Checkpoints:
         """Return what is wrong with the files of a checkpoint, or None."""
         return checksums.damage(self._folder / str(step), items)
 
-    def _read_ahead(self, step: int) -> Experience | None:
+    def _read_prefetched(self, step: int) -> dict[str, Any] | None:
         """Read the batch that was sampled ahead, on the host; None where there is none."""
-        path = self._folder / str(step) / AHEAD
+        path = self._folder / str(step) / PREFETCHED_ITEM
         if not processes.on_first(path.is_dir):
             return None
         saved = _on_host(path)
-        kinds = {"rollout": Rollout, "sequences": Sequences, "scored": Scored}
-        return Experience(**{name: kind(**dict.fromkeys(kind._fields) | saved[name]) for name, kind in kinds.items()})
+        batch = {}
+        for name, record in PREFETCHED.items():
+            arrays = dict.fromkeys(record._fields) | saved[_name_on_disk(name)]
+            batch[name] = record(**arrays)
+        return batch
 
-    def _check_fits(self, step: int, like: TrainState) -> None:
+    def _check_fits(self, step: int, like: TrainState, host: HostState) -> None:
         """Raise a `DataError` that names the first array in which a checkpoint differs from `like`."""
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            for item, tree in _trees(like).items():
+            for item, tree in _trees(like, host).items():
                 metadata = reader.metadata(self._folder / str(step) / item).item_metadata
                 expected, found = _shapes(tree), _shapes(metadata.tree)  # type: ignore[union-attr]
                 for name in [*expected, *found]:
@@ -356,19 +377,30 @@ def is_whole(state: TrainState) -> bool:
     return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def _trees(state: TrainState) -> dict[str, Any]:
+def _trees(state: TrainState, host: HostState) -> dict[str, Any]:
     """Return the items of a checkpoint that hold arrays, every layer for itself."""
-    rest = {"step": state.step, "controls": state.controls, "curriculum": state.curriculum}
-    known = {name: arrays for name, arrays in rest.items() if arrays is not None}
-    return {PARAMS: stacks.unstacked(state.params), OPT_STATE: stacks.unstacked(state.opt_state), REST: known}
+    rest = {"step": state.step, "controls": state.controls, "curriculum": host.curriculum}
+    return {
+        PARAMS: stacks.unstacked(state.params),
+        OPT_STATE: stacks.unstacked(state.opt_state),
+        REST: {name: arrays for name, arrays in rest.items() if arrays is not None},
+    }
 
 
-def _ahead(state: TrainState) -> dict[str, Any]:
+def _prefetched(host: HostState) -> dict[str, Any]:
     """Return the item of the batch that was sampled ahead, where there is one; arrays that it lacks are left out."""
-    if state.ahead is None:
+    if host.prefetched is None:
         return {}
-    known = lambda arrays: {name: array for name, array in arrays._asdict().items() if array is not None}  # noqa: E731
-    return {AHEAD: {name: known(arrays) for name, arrays in state.ahead._asdict().items()}}
+    batch = {}
+    for name, record in host.prefetched.items():
+        arrays = record._asdict()
+        batch[_name_on_disk(name)] = {key: array for key, array in arrays.items() if array is not None}
+    return {PREFETCHED_ITEM: batch}
+
+
+def _name_on_disk(field: str) -> str:
+    """Return what a field of a prefetched batch is called in checkpoints, which are older than its name."""
+    return "scored" if field == "outputs" else field
 
 
 def _on_host(path: Path) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from jaxppo.config import LoopConfig
 from jaxppo.config.sources import flatten
 from jaxppo.parallel import processes
 from jaxppo.run import activity, headline, preemption
-from jaxppo.run.checkpoints import Checkpoints, is_whole
+from jaxppo.run.checkpoints import EMPTY_HOST_STATE, Checkpoints, is_whole
 from jaxppo.run.console import ProgressView
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.metrics import with_old_names
 from jaxppo.run.preemption import Preempted
-from jaxppo.types import Experience, TrainState
+from jaxppo.types import HostState, TrainState
 
 
 class StepOutput(NamedTuple):
@@ -23,6 +23,7 @@ class StepOutput(NamedTuple):
 
     state: TrainState
     record: dict[str, Any]  # for metrics.jsonl
+    host: HostState = EMPTY_HOST_STATE
     samples: Sequence[dict[str, Any]] = ()  # for samples.jsonl, and shown; none where none are due
     noted: Sequence[dict[str, Any]] = ()  # for samples.jsonl alone
     watched: Any = None  # for `Steps.watch`
@@ -44,7 +45,7 @@ class Steps(NamedTuple):
     """The steps of a run, and how they are shown."""
 
     total: int  # of the whole run
-    step: Callable[[TrainState, int], StepOutput]  # state, number from 0
+    step: Callable[[TrainState, HostState, int], StepOutput]  # state, its part on the host, number from 0
     evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
     meta: dict[str, Any]  # from `Run.meta`
     title: str  # for the view
@@ -76,14 +77,17 @@ class TrainingLoop:
         config: when to evaluate and to save.
         steps: what to do.
         state: before the first step, on the devices; its place is taken by that of the last checkpoint.
+        host: before the first step.
     """
 
-    def __init__(self, run: Run, config: LoopConfig, steps: Steps, state: TrainState):
+    def __init__(
+        self, run: Run, config: LoopConfig, steps: Steps, state: TrainState, host: HostState = EMPTY_HOST_STATE
+    ):
         self._run, self._config, self._steps = run, config, steps
         best, greater = config.best_metric, config.greater_is_better
         self._checkpoints = Checkpoints(run.folder / "checkpoints", config.save_total_limit, best, greater)
         if processes.on_first(lambda: self._checkpoints.steps):
-            state = self._checkpoints.resume(state, run.console.warn)
+            state, host = self._checkpoints.resume(state, run.console.warn, host)
         self._saved, self._record = int(state.step), {}
         self.start = self._saved
         if self.start:
@@ -93,7 +97,10 @@ class TrainingLoop:
                 rows = processes.on_first(lambda: self._checkpoints.read_meta(self.start).get("rows"))
                 steps.rows.load_state_dict(self.start, rows)
         run.keep_settings()
-        self._state = state if state.ahead is None else state._replace(ahead=self._placed(state.ahead))
+        if host.prefetched is not None:
+            host = host._replace(prefetched=self._placed(host.prefetched))
+        self._state = state
+        self._host = host  # of the last finished step
 
     def run(self) -> tuple[TrainState, dict[str, Any]]:
         """Take all steps that are left.
@@ -135,11 +142,11 @@ class TrainingLoop:
         run, before = self._run, self._checkpoints.read_meta(self.start)["config"]
         check_settings(before, self._steps.meta["config"], run.config, f"checkpoint {self.start} in {run.folder}")
 
-    def _placed(self, ahead: Experience) -> Experience | None:
+    def _placed(self, batch: dict[str, Any]) -> dict[str, Any] | None:
         """Put the batch of a checkpoint that was sampled ahead on the devices; None where it has to be sampled anew."""
         changed = self._changed() - flatten(self._config).keys()
         if not changed:
-            return self._run.parallel.put(ahead, 0)
+            return self._run.parallel.put(batch, 0)
         self._run.console.warn(
             f"the batch of update {self.start + 1} was sampled under other settings ({', '.join(sorted(changed))}): it "
             "is sampled anew"
@@ -171,8 +178,11 @@ class TrainingLoop:
         try:
             preemption.check()
             self._checkpoints.check()
-            output = self._steps.step(state, number)
-            state, record, done = output.state, output.record, number + 1
+            output = self._steps.step(state, self._host, number)
+            state = output.state
+            record = output.record
+            done = number + 1
+            self._host = output.host
             preemption.keep_in_mind(is_unsaved=True)
             self._record = record
             if self._config.evaluates_at(done, last):
@@ -220,7 +230,7 @@ class TrainingLoop:
     def _save(self, done: int, state: TrainState) -> None:
         self._run.trackers.flush()
         rows = {} if self._steps.rows is None else {"rows": self._steps.rows.state_dict(done)}
-        self._checkpoints.save(done, state, self._meta(self._record) | rows, self._record)
+        self._checkpoints.save(done, state, self._meta(self._record) | rows, self._record, self._host)
         self._saved = done
 
     def _meta(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from jaxppo.data import PromptData, SupervisedData, bucket, chunks, pad_left
-from jaxppo.data.batches import Batch, row_order
+from jaxppo.data.batches import row_order
 from jaxppo.errors import DataError
+from jaxppo.types import Batch
 
 
 def test_row_order_covers_every_epoch_exactly_once_in_another_order_and_is_one_stream_however_it_is_cut():
@@ -43,7 +44,7 @@ def test_prompt_data_batches_hold_text_ids_and_columns_of_the_same_rows(rows, to
         assert batch.prompts.prompt_ids.shape == (4, prompts.prompt_length) and prompts.prompt_length % 8 == 0
         for i, name in enumerate(batch.columns["id"]):
             real = batch.prompts.prompt_ids[i][batch.prompts.prompt_mask[i]]
-            assert tokenizer.decode(real) == batch.texts[i] == by_id[name]["prompt"]
+            assert tokenizer.decode(real) == batch.prompt_texts[i] == by_id[name]["prompt"]
             others = by_id[name].keys() - {"prompt", "completion"}
             assert all(batch.columns[column][i] == by_id[name][column] for column in others)
         seen += batch.columns["id"]
@@ -51,11 +52,11 @@ def test_prompt_data_batches_hold_text_ids_and_columns_of_the_same_rows(rows, to
 
 
 def test_per_completion_repeats_every_row_next_to_itself():
-    batch = Batch(prompts=None, texts=["p", "q"], columns={"id": [1, 2], "plan": [["a"], None]})
+    batch = Batch(prompts=None, prompt_texts=["p", "q"], columns={"id": [1, 2], "plan": [["a"], None]})
     texts, columns = batch.per_completion(3)
     assert texts == ["p", "p", "p", "q", "q", "q"]
     assert columns == {"id": [1, 1, 1, 2, 2, 2], "plan": [["a"], ["a"], ["a"], None, None, None]}
-    assert batch.per_completion(1) == (batch.texts, batch.columns)
+    assert batch.per_completion(1) == (batch.prompt_texts, batch.columns)
 
 
 def cut_lengths(rows, tokenizer, text_lengths, seed=0, steps=20):
@@ -68,7 +69,7 @@ def cut_lengths(rows, tokenizer, text_lengths, seed=0, steps=20):
         batch = prompts.batch(step)
         for i, name in enumerate(batch.columns["id"]):
             real = batch.prompts.prompt_ids[i][batch.prompts.prompt_mask[i]]
-            assert batch.texts[i] == cut[name] == tokenizer.decode(real) == " ".join(whole[name][: len(real)])
+            assert batch.prompt_texts[i] == cut[name] == tokenizer.decode(real) == " ".join(whole[name][: len(real)])
             seen.setdefault(name, set()).add(len(real))
     return seen
 

@@ -192,7 +192,7 @@ def test_all_turns_are_given_to_the_model_and_the_last_one_is_the_prompt_for_rew
     batch = prompts.batch(0)
     seen = "<s> <|user|> on b a <|end|> <|assistant|> stack b a <|end|> <|user|> b <|end|> <|assistant|>"
     assert words(tokenizer, batch.columns["prompt_ids"][0]) == seen
-    assert batch.texts == ["b"]
+    assert batch.prompt_texts == ["b"]
     assert batch.columns["messages"] == [[FIRST, ANSWER, SECOND]]
     supervised = data.SupervisedData([CHAT], tokenizer, 1, 0, 64, template).batch(0)
     length = int(supervised.prompt_lengths[0]) + int(supervised.completion_mask.sum())

@@ -212,7 +212,7 @@ def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
     prompts = PromptData(rows, tokenizer, batch_size=4, seed=0, max_prompt_length=64)
     batch = prompts.batch(2, state_of([0] * 10, [0] * 10, rows=[3, 3, 0, 9]))
     assert batch.columns["id"] == [rows[i]["id"] for i in (3, 3, 0, 9)]
-    assert batch.texts == [rows[i]["prompt"] for i in (3, 3, 0, 9)]
+    assert batch.prompt_texts == [rows[i]["prompt"] for i in (3, 3, 0, 9)]
     for ids, mask, encoded in zip(*batch.prompts, batch.columns["prompt_ids"], strict=True):
         assert ids[mask].tolist() == encoded
 

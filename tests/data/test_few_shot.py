@@ -170,7 +170,7 @@ def test_rewards_see_the_plain_prompt_and_lengths_count_the_examples(rows, token
     prompts = data.PromptData(rows, tokenizer, 2, 0, 512, template=template)
     batch = prompts.batch(0)
     by_id = {row["id"]: row for row in rows}
-    for name, text, ids in zip(batch.columns["id"], batch.texts, batch.columns["prompt_ids"], strict=True):
+    for name, text, ids in zip(batch.columns["id"], batch.prompt_texts, batch.columns["prompt_ids"], strict=True):
         assert text == by_id[name]["prompt"]
         assert words(tokenizer, ids).endswith(text) and words(tokenizer, ids).count("<plan>") == 3
     assert set(batch.columns) == {*data.column_names(rows), "prompt_ids"}

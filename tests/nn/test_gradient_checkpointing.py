@@ -20,7 +20,7 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, update
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.rl.supervised import SFT
 from jaxppo.types import Sequences, Trajectories
 from tests.device_modes import EOS, MODEL, PAD, PPO_CONFIG, prompts_of, recorded
@@ -181,8 +181,8 @@ def trace_train(on):
     state = jax.eval_shape(ppo.init_state, jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0))))
     lengths = jax.ShapeDtypeStruct((rows,), np.int32)
     sequences = Sequences(jax.ShapeDtypeStruct((rows, 12), np.int32), lengths, ids, mask)
-    batch = jax.eval_shape(ppo._mini_batches, Trajectories(sequences, *[numbers] * 5, mask), jax.random.key(0))
-    jax.eval_shape(ppo._update, state, None, batch)
+    batch = jax.eval_shape(ppo.mini_batches_program, Trajectories(sequences, *[numbers] * 5, mask), jax.random.key(0))
+    jax.eval_shape(ppo.update_program, state, None, batch)
 
 
 def trace_sft(on):

@@ -16,7 +16,7 @@ from jaxppo.nn import ModelConfig
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.types import PromptBatch, Sequences, Trajectories, Weights
 
 ROWS, PROMPT, LENGTH = 16, 32, 16
@@ -76,7 +76,7 @@ class Programs:
             jax.ShapeDtypeStruct((groups, PROMPT), jnp.int32), jax.ShapeDtypeStruct((groups, PROMPT), jnp.bool)
         )
         draws = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.float32), jax.ShapeDtypeStruct((ROWS,), jnp.int32)
-        return self.ppo._generate.lower(self.state.params["policy"], prompts, *draws).compile(FAST)
+        return self.ppo.sample_program.lower(self.state.params["policy"], prompts, *draws).compile(FAST)
 
     def update(self) -> Any:
         def rows(*shape: int, dtype: Any = jnp.float32) -> Any:
@@ -87,7 +87,7 @@ class Programs:
         ids = rows(PROMPT + LENGTH, dtype=jnp.int32), rows(dtype=jnp.int32), rows(LENGTH, dtype=jnp.int32)
         batch = Trajectories(Sequences(*ids, mask), tokens, rows(), rows())
         weights = Weights(tokens, rows(), rows())
-        return self.ppo._update.lower(self.state, None, (batch, weights)).compile(FAST)
+        return self.ppo.update_program.lower(self.state, None, (batch, weights)).compile(FAST)
 
     @property
     def state_bytes(self) -> int:

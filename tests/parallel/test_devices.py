@@ -16,7 +16,7 @@ from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import partition
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions.score_head import RowScorer
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 
 SIZES = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
 NEOX = GPTNeoXConfig(**SIZES, intermediate_size=32, initializer_range=0.3)

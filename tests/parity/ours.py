@@ -11,14 +11,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from jaxppo import data, hf
 from jaxppo.config import TrainConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rl.ppo import PPO
-from jaxppo.types import Scored, Trajectories
+from jaxppo.rl.learner import PPO
+from jaxppo.types import ModelOutputs, Trajectories
 
 from .conftest import EOS, PAD, Models, make_rows
 
 
 class Ours(NamedTuple):
-    scored: Scored
+    scored: ModelOutputs
     trajectories: Trajectories
     stats: dict[str, Any]
     policy: dict[str, np.ndarray]  # after the update, by torch's names

@@ -12,7 +12,7 @@ from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import counts, flops
 from jaxppo.rl.describe import plan_of
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.rl.start import Start
 
 SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)

@@ -23,7 +23,7 @@ from jaxppo.profiling import memory, peak, sizes
 from jaxppo.profiling.memory import MIB, Budget
 from jaxppo.reward_model import Training
 from jaxppo.rl.describe import budget_of
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.rl.start import Start
 from jaxppo.rl.supervised import SFT
 from jaxppo.types import Sequences, Trajectories
@@ -195,7 +195,7 @@ def test_the_room_of_adapters_counts_the_weights_under_them_once():
     with gpu_of(8):
         for value_model in ("separate", "shared"):
             config = replace(PUBLISHED, use_peft=True, value_model=value_model)
-            rooms[value_model] = PPO(config, PYTHIA_160M, 0, 1, one_device()).room
+            rooms[value_model] = PPO(config, PYTHIA_160M, 0, 1, one_device()).activation_budget
     base = sizes.tree_bytes(shapes_of_params(PYTHIA_160M))
     assert 0 < rooms["shared"] - rooms["separate"] < 0.6 * base  # its copy in bfloat16, and no other trunk
 
@@ -206,13 +206,16 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         ppo = PPO(PUBLISHED, PYTHIA_160M, 0, 1, one_device())
         assert ppo.micro_batches(565) == parts
         if gib is None:
-            assert ppo.room is None and ppo.scored_rows(565) is None
+            assert ppo.activation_budget is None and ppo.scored_rows(565) is None
             return
-        kept = [sum(sizes.activation_bytes(m, 64 // n, 565) for m in ppo.learned) for n in (parts, max(1, parts // 2))]
-        assert parts == 64 or kept[0] <= ppo.room
-        assert parts == 1 or kept[1] > ppo.room
-        assert ppo.room < 0.8 * gib * 2**30
-        assert ppo.scored_rows(565) == max(1, ppo.room // sizes.layer_bytes(ppo.model, 1, 565))
+        kept = [
+            sum(sizes.activation_bytes(m, 64 // n, 565) for m in ppo.trained_models)
+            for n in (parts, max(1, parts // 2))
+        ]
+        assert parts == 64 or kept[0] <= ppo.activation_budget
+        assert parts == 1 or kept[1] > ppo.activation_budget
+        assert ppo.activation_budget < 0.8 * gib * 2**30
+        assert ppo.scored_rows(565) == max(1, ppo.activation_budget // sizes.layer_bytes(ppo.model, 1, 565))
         own = PPO(replace(PUBLISHED, gradient_accumulation_steps=32), PYTHIA_160M, 0, 1, ppo.parallel)
         assert own.micro_batches(565) == 32
 
@@ -285,8 +288,8 @@ def reserved(config, model, prompt_length):
     ids, mask, numbers = (shape((rows, response), kind) for kind in (np.int32, bool, np.float32))
     sequences = Sequences(shape((rows, prompt_length + response), np.int32), shape((rows,), np.int32), ids, mask)
     batch = Trajectories(sequences, *[numbers] * 5, mask)
-    mini_batches = jax.eval_shape(ppo._mini_batches, batch, jax.eval_shape(lambda: jax.random.key(0)))
-    return ppo._update.lower(state, None, mini_batches).compile().memory_analysis().temp_size_in_bytes
+    mini_batches = jax.eval_shape(ppo.mini_batches_program, batch, jax.eval_shape(lambda: jax.random.key(0)))
+    return ppo.update_program.lower(state, None, mini_batches).compile().memory_analysis().temp_size_in_bytes
 
 
 SHARED = {"value_model": "shared"}

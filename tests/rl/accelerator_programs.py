@@ -28,7 +28,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.platform import Platform, compiling_for
 from jaxppo.profiling import aot, sizes, targets
 from jaxppo.rl import programs, rollout
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.types import PromptBatch
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -178,7 +178,7 @@ def main(name: str) -> None:
         device = aot.devices_of(target)[0]
         results = look_at_stages(device)
         if name.startswith("tpu"):
-            rollout.FEWEST_ROWS = MANY_ROWS // 2  # two loops, not eight
+            rollout.MIN_DECODED_ROWS = MANY_ROWS // 2  # two loops, not eight
             how = {"dtype": "bfloat16", "rows": MANY_ROWS}
             results["decoding"] = held(compiled(device, "tpu", drop_ended=True, **how), **how)._asdict()
     print(json.dumps(results), flush=True)

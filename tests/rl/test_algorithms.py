@@ -12,7 +12,7 @@ from jaxppo.config.sources import flatten, parse_cli, replace
 from jaxppo.errors import ConfigError
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import algorithms
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from tests.device_modes import EOS, MODEL, PAD
 
 FILE = '''
@@ -22,10 +22,10 @@ from jaxppo.rl import ops
 from jaxppo.types import Trajectories
 
 
-def make_trajectories(rewarded, config, axis_name):
-    mean = ops.masked_mean(rewarded.scores, rewarded.counted, axis_name)
-    advantages = rewarded.counted * (rewarded.scores - mean)
-    trajectories = Trajectories(rewarded.sequences, rewarded.scored.logprobs, rewarded.scores, advantages)
+def make_trajectories(outputs, sequences, scores, has_score, *, kl, kl_coef, config, axis_name):
+    mean = ops.masked_mean(scores, has_score, axis_name)
+    advantages = has_score * (scores - mean)
+    trajectories = Trajectories(sequences, outputs.logprobs, scores, advantages)
     return trajectories, {"policy/advantages_mean": ops.mean(advantages, axis_name)}
 '''
 ROW = Algorithm(needs_values=False, ratio="completion", num_generations=2)

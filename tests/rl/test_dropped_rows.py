@@ -18,7 +18,7 @@ from jaxppo.parallel import partition
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.platform import Platform, compiling_for
 from jaxppo.rl import rollout
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.types import PromptBatch
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "initializer_range": 0.4}
@@ -83,7 +83,7 @@ def loop_rows(mask):
     lengths, now, steps = mask.sum(axis=1), len(mask), []
     for t in range(1, lengths.max()):
         live = int(np.sum(lengths > t))
-        while now > rollout.FEWEST_ROWS and live <= now // 2:
+        while now > rollout.MIN_DECODED_ROWS and live <= now // 2:
             now //= 2
         steps.append(now)
     return steps
@@ -150,7 +150,7 @@ def test_a_model_that_cannot_end_drops_no_rows():
     given = (params, prompts, jnp.zeros((16, 4)), jnp.full((16,), 4, jnp.int32))
     for settings, loops in (({}, 2), ({"stop_token": "none"}, 1), ({"stop_token": "none", "output_min_length": 2}, 2)):
         ppo = PPO(replace(config, **settings), GPT2, 3, PAD, DataParallel(devices=jax.devices()[:1]))
-        assert ppo._generate.lower(*given).as_text().count("stablehlo.while") == loops
+        assert ppo.sample_program.lower(*given).as_text().count("stablehlo.while") == loops
 
 
 @pytest.mark.full

@@ -1,6 +1,5 @@
 """From scores to trajectories against plain loops in float64, for PPO, RLOO and GRPO, on any number of devices."""
 
-import math
 from functools import partial
 
 import jax
@@ -12,8 +11,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.parallel.devices import DATA, DataParallel
 from jaxppo.rl import trajectories
-from jaxppo.rl.algorithms import formulas_of
-from jaxppo.types import Controls, Rollout, Scored, ScoreMoments, Sequences
+from jaxppo.types import Controls, ModelOutputs, Rollout, ScoreMoments, Sequences
 
 ROWS, LENGTH = 8, 5
 LENGTHS = np.array([3, 4, 5, 2, 5, 1, 1, 2])  # the first of four devices has neither the shortest nor the longest
@@ -31,7 +29,7 @@ def make_config(**changes):
 
 
 def inputs(padding=0, junk=0.0):
-    """Scored, Rollout and Sequences of ragged rows; outside the masks, and in more columns, lies junk."""
+    """ModelOutputs, Rollout and Sequences of ragged rows; outside the masks, and in more columns, lies junk."""
     rng = np.random.default_rng(3)
     logprobs, reference, values, full_kl = rng.normal(size=(4, ROWS, LENGTH)).astype(np.float32)
     reference -= np.float32(0.3)
@@ -42,7 +40,7 @@ def inputs(padding=0, junk=0.0):
     # The value after the last token is a real one.
     states = np.arange(LENGTH)[None, :] <= LENGTHS[:, None]
     full_kl = dirty(np.abs(full_kl), MASK)
-    scored = Scored(dirty(logprobs, MASK), dirty(reference, MASK), dirty(values, states), full_kl)
+    scored = ModelOutputs(dirty(logprobs, MASK), dirty(reference, MASK), dirty(values, states), full_kl)
     mask = np.pad(MASK, ((0, 0), (0, padding)))
     ids = np.zeros(mask.shape, np.int32)
     rollout = Rollout(ids, mask, scored.logprobs, ENDED)
@@ -64,7 +62,6 @@ def make(
     junk=0.0,
     program=None,
     rollout=None,
-    parts=None,
     **scored_changes,
 ):
     """(controls, trajectories, stats) of the recorded rollout; a full KL only where the configuration asks for one."""
@@ -77,8 +74,8 @@ def make(
     controls = controls_after() if controls is None else controls
     # Not compiled, unless a test gives a compiled program: compilation would take most of the time.
     program = partial(trajectories.make_trajectories, config=config) if program is None else program
-    given = (scored, recorded if rollout is None else rollout, sequences, scores, *([] if parts is None else [parts]))
-    return program(controls, *jax.tree.map(jnp.asarray, given))
+    rollout = recorded if rollout is None else rollout
+    return program(controls, *jax.tree.map(jnp.asarray, (scored, rollout, sequences, scores)))
 
 
 def loop_gae(rewards, values, lengths, gamma, lam):
@@ -117,27 +114,15 @@ def token_kls(scored, estimator):
     return by_name["k2" if estimator == "mse" else estimator].astype(np.float64)
 
 
-def parts_on_tokens(ppo, parts, scores, history, row):
-    """What the parts of a completion give to its tokens; they are scaled as scores are, not centred or clipped."""
-    scale = 1.0
-    if ppo.use_score_scaling:
-        scale = np.concatenate([history, scores[~np.isnan(scores)]]).astype(np.float64).std(ddof=1)
-    return [float(part) / scale for part in parts[row]]
-
-
-def loop_ppo(ppo, scored, rewards, kl, counts, kl_coef, parts=None):
+def loop_ppo(ppo, scored, rewards, kl, counts, kl_coef):
     """Rewards, advantages and returns token by token; `counts` are the real tokens of each row."""
     places = counts if ppo.score_position == "last" else np.where(counts > 0, np.minimum(counts + 1, LENGTH), 0)
     token_rewards = np.zeros((ROWS, LENGTH))
     for row, (tokens, states) in enumerate(zip(counts, places, strict=True)):
         for t in range(tokens):
             token_rewards[row, t] -= kl_coef * kl[row, t]
-        left = rewards[row]
-        for t in range(states if parts else 0):
-            token_rewards[row, t] += parts(row)[t]
-            left -= parts(row)[t]
         if states:
-            token_rewards[row, states - 1] += left
+            token_rewards[row, states - 1] += rewards[row]
     real = np.arange(LENGTH)[None, :] < places[:, None]
     if ppo.whiten_rewards:
         mean, std = token_rewards[real].mean(), token_rewards[real].std(ddof=1)
@@ -198,7 +183,7 @@ def groups_of(ppo, scores):
     return [[i for i in range(start, start + ppo.group_size) if not np.isnan(scores[i])] for start in starts]
 
 
-def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True, parts=None):
+def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True):
     """(arrays, statistics, next KL coefficient), from the equations."""
     ppo, scored = config.rl, inputs()[0]
     counts = np.where(ENDED, LENGTHS, 0) if ppo.mask_truncated_completions else LENGTHS
@@ -248,8 +233,7 @@ def loop(config, scores=SCORES, history=EARLIER, kl_coef=0.1, reference=True, pa
             learned = learned & (np.quantile(ENTROPY[learned], 1 - ppo.top_entropy_quantile) <= ENTROPY)
         arrays["advantages"] = np.where(learned, arrays["advantages"], 0)
     else:
-        of_row = None if parts is None else partial(parts_on_tokens, ppo, parts, scores, history)
-        arrays, more = loop_ppo(ppo, scored, final, kl, counts, kl_coef, of_row)
+        arrays, more = loop_ppo(ppo, scored, final, kl, counts, kl_coef)
     return arrays | {"completion_mask": np.arange(LENGTH)[None, :] < counts[:, None]}, stats | more, next_coef
 
 
@@ -349,44 +333,6 @@ def test_every_setting_above_changes_what_is_learned_or_the_next_coefficient():
         assert len(prints) == len(cases) - (algorithm == "ppo")  # mse is another name for k2
 
 
-def parts_of(scores, seed=0):
-    """Parts at random tokens, some of which leave something over of the score."""
-    rng = np.random.default_rng(seed)
-    parts = np.where(MASK & (rng.random(MASK.shape) < 0.7), rng.normal(size=MASK.shape), 0)
-    whole = np.arange(ROWS) % 2 == 0
-    parts[whole, LENGTHS[whole] - 1] += np.nan_to_num(scores)[whole] - parts.sum(axis=1)[whole]
-    return np.where(np.isnan(scores)[:, None], 0, parts).astype(np.float32)
-
-
-ABOUT_SCORES = ("missing", "mask", "use_", "reward", "whiten", "score")
-IN_PARTS = [changes for changes in PPO if all(name.startswith(ABOUT_SCORES) for name in changes)]
-
-
-@pytest.mark.parametrize("changes", IN_PARTS, ids=str)
-def test_make_trajectories_give_the_parts_of_scores_at_their_tokens(changes):
-    config, parts = make_config(**changes), parts_of(SOME)
-    assert_is(make(config, scores=SOME, parts=parts), loop(config, SOME, parts=parts), SOME)
-
-
-@pytest.mark.parametrize("size", [1.0, 1e4])
-def test_the_rounding_of_a_sum_is_no_step_however_large_the_parts(size, monkeypatch):
-    """They end before the last token, and are the whole score."""
-    seen, grpo = [], formulas_of("grpo")
-    original = grpo.make_trajectories
-
-    def spy(rewarded, *args):
-        seen.append(rewarded)
-        return original(rewarded, *args)
-
-    monkeypatch.setattr(grpo, "make_trajectories", spy)
-    parts = np.where(np.arange(LENGTH)[None, :] < LENGTHS[:, None] - 1, size * (0.1 + parts_of(SCORES, 1) ** 2), np.nan)
-    parts = np.where(MASK, parts, np.nan).astype(np.float32)
-    scores = np.array([np.float32(math.fsum(row[~np.isnan(row)])) for row in parts])
-    some = LENGTHS > 1
-    make(make_config(algorithm="grpo", num_generations=2, kl_coef=0.0), scores=scores, parts=parts)
-    np.testing.assert_array_equal(np.array(seen[0].steps)[some], ~np.isnan(parts)[some])
-
-
 @pytest.mark.parametrize("algorithm", ["ppo", "rloo"])
 def test_make_trajectories_without_a_reference_have_no_kl(algorithm):
     config = make_config(algorithm=algorithm, num_generations=2, **STEERED)
@@ -434,30 +380,23 @@ ALGORITHMS = pytest.mark.parametrize(
 
 
 @ALGORITHMS
-@pytest.mark.parametrize(("mode", "num_devices", "in_parts"), [("shard_map", 4, True), ("pmap", 2, False)])
-def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices, in_parts):
+@pytest.mark.parametrize(("mode", "num_devices"), [("shard_map", 4), ("pmap", 2)])
+def test_make_trajectories_is_the_same_on_any_number_of_devices(changes, mode, num_devices):
     config, parallel = make_config(**changes), DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(trajectories.make_trajectories, config=config, axis_name=DATA)
-    mapped = parallel.map(program, row_axes=(None, 0, 0, 0, 0, 0), out_axes=(None, 0, None))
+    mapped = parallel.map(program, row_axes=(None, 0, 0, 0, 0), out_axes=(None, 0, None))
 
     def run(controls, *rows):
-        given = rows if in_parts else (*rows, None)
-        return mapped(parallel.put(controls), *parallel.put(given, 0))
+        return mapped(parallel.put(controls), *parallel.put(rows, 0))
 
-    in_parts = in_parts and config.rl.algorithm != "grpo"
-    parts = parts_of(SCORES) if in_parts else None
-    assert_is(make(config, program=run, parts=parts), loop(config, parts=parts))
+    assert_is(make(config, program=run), loop(config))
 
 
 @ALGORITHMS
 @pytest.mark.parametrize("junk", [50.0, np.nan])
 def test_make_trajectories_ignore_what_lies_outside_the_masks(changes, junk):
-    config, parts = make_config(**changes), parts_of(SCORES)
-    if config.rl.algorithm == "grpo":  # whose parts are compared one by one
-        assert_is(make(config, padding=4, junk=junk), loop(config), padding=4)
-        return
-    wide = np.pad(parts, ((0, 0), (0, 4)), constant_values=junk)
-    assert_is(make(config, padding=4, junk=junk, parts=wide), loop(config, parts=parts), padding=4)
+    config = make_config(**changes)
+    assert_is(make(config, padding=4, junk=junk), loop(config), padding=4)
 
 
 def test_the_gap_between_learner_and_sampler_is_measured():
@@ -478,49 +417,3 @@ def test_positive_completions_are_those_with_a_score_of_1_before_it_is_changed()
     assert 0 < np.sum(result.positive) < ROWS
     _, result, _ = make(make_config(**changes), scores=np.where(np.arange(ROWS) == 1, np.nan, SCORES))
     np.testing.assert_array_equal(result.positive, (SCORES >= 1.0) & (np.arange(ROWS) != 1))
-
-
-def parts_with_gaps():
-    """Parts, some of them 0, and NaN where there is none; they leave something over of every other score."""
-    rng = np.random.default_rng(4)
-    parts = np.where(MASK & (rng.random(MASK.shape) < 0.6), rng.normal(size=MASK.shape), np.nan)
-    parts[0, 1] = 0.0
-    parts[5] = np.nan  # a score as a whole
-    whole, last = np.arange(ROWS) % 2 == 0, LENGTHS - 1
-    parts[whole, last[whole]] = np.nan
-    parts[whole, last[whole]] = SCORES[whole] - np.nansum(parts, axis=1)[whole]
-    return parts.astype(np.float32)
-
-
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-@pytest.mark.parametrize("num_generations", [2, 4])
-def test_grpo_compares_parts_with_those_of_the_group_and_sums_up_what_is_to_come(scale, num_generations):
-    parts = parts_with_gaps()
-    config = make_config(algorithm="grpo", num_generations=num_generations, scale_rewards=scale)
-    scores = np.where(np.arange(ROWS) == 5, 0.0, SCORES).astype(np.float32)
-    _, result, stats = make(config, parts=parts, scores=scores)
-    rows = []  # of each row its steps: (token, reward)
-    for row, count in enumerate(LENGTHS):
-        steps = {t: float(parts[row, t]) for t in range(count) if not np.isnan(parts[row, t])}
-        over = float(scores[row]) - sum(steps.values())
-        if abs(over) > 1e-6 or not steps:
-            steps[count - 1] = steps.get(count - 1, 0.0) + over
-        rows.append(steps)
-    expected = np.zeros(MASK.shape)
-    for row, count in enumerate(LENGTHS):
-        first = row // num_generations * num_generations
-        group = [reward for steps in rows[first : first + num_generations] for reward in steps.values()]
-        among = [reward for steps in rows for reward in steps.values()] if scale == "batch" else group
-        divisor = 1.0 if scale == "none" else np.std(among, ddof=1) + 1e-4
-        for t in range(count):
-            left = [reward for place, reward in rows[row].items() if place >= t]
-            expected[row, t] = sum((reward - np.mean(group)) / divisor for reward in left)
-    np.testing.assert_allclose(result.advantages, expected, atol=1e-4)
-    np.testing.assert_allclose(stats["policy/advantages_std"], expected[MASK].std(ddof=1), rtol=1e-3)
-    np.testing.assert_array_equal(result.rewards, scores)
-
-
-def test_grpo_of_parts_learns_nothing_from_completions_without_a_score():
-    scores = np.where(np.arange(ROWS) < 3, np.nan, SCORES).astype(np.float32)
-    _, result, _ = make(make_config(algorithm="grpo", num_generations=2), scores=scores, parts=parts_with_gaps())
-    assert not np.any(result.advantages[:3]) and np.all(np.isfinite(result.advantages))

@@ -61,4 +61,4 @@ def no_warning(text: str) -> None:
 
 
 def restored(folder: Path, warn: Callable[[str], None] = no_warning, like: TrainState | None = None) -> TrainState:
-    return Checkpoints(folder, 2).restore(make_state(99) if like is None else like, warn)
+    return Checkpoints(folder, 2).restore(make_state(99) if like is None else like, warn)[0]

@@ -20,7 +20,7 @@ import json, os, signal, sys, threading
 from jaxppo.run import checkpoints as checkpoint, cli, preemption
 from jaxppo import config, rewards, train
 from jaxppo.config import sources as config_sources
-from jaxppo.rl import ppo
+from jaxppo.rl import learner
 
 stage, update, signum, delay_s, checks = json.loads(sys.argv.pop(1))
 current = []
@@ -46,9 +46,9 @@ def save(self, step, *args, **kwargs):
     if step == update + 1:
         threading.Timer(delay_s, strike).start()
 
-def train_step(setup, state, reference, step):
+def train_step(training, state, host, step):
     current[:] = [step]
-    done = one_step(setup, state, reference, step)
+    done = one_step(training, state, host, step)
     current.clear()
     return done
 
@@ -56,11 +56,11 @@ one_step, train.train_step = train.train_step, train_step
 if stage == "save":
     begin_to_save, checkpoint.Checkpoints.save = checkpoint.Checkpoints.save, save
 if stage == "rollout":
-    ppo.PPO.generate = in_update(ppo.PPO.generate)
+    learner.Learner.generate = in_update(learner.Learner.generate)
 if stage == "reward":
     rewards.Rewards.__call__ = in_update(rewards.Rewards.__call__)
 if stage == "update":
-    ppo.PPO.update = in_update(ppo.PPO.update)
+    learner.Learner.update = in_update(learner.Learner.update)
 cli.main(lambda: train.train(config_sources.parse_cli(config.TrainConfig, "train")))
 """
 

@@ -49,7 +49,7 @@ def test_restore_gives_back_every_bit_and_resume_frees_what_it_replaces(folder, 
     assert isinstance(state, TrainState) and int(state.step) == int(state.controls.bad_updates) == 5
     assert_equal_bits(state, make_state(5, 5))
     before = make_state(99)
-    assert_equal_bits(Checkpoints(folder, 2).resume(before, no_warning), state)
+    assert_equal_bits(Checkpoints(folder, 2).resume(before, no_warning)[0], state)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((before.params, before.opt_state)))
     # That of supervised training has no controls.
     plain = make_state(3)._replace(controls=None)
@@ -213,7 +213,7 @@ def test_restore_passes_over_what_is_no_checkpoint(folder):
     (folder / "notes").mkdir()
     with Checkpoints(folder, 2) as checkpoints:
         assert (checkpoints.latest, checkpoints.steps) == (5, [3, 5])
-        assert_equal_bits(checkpoints.restore(make_state(99), no_warning), make_state(5, 5))
+        assert_equal_bits(checkpoints.restore(make_state(99), no_warning)[0], make_state(5, 5))
         checkpoints.save(7, make_state(7, 7), {})  # and it does not stop the run from going on
     assert not list(folder.glob("*tmp*"))
     assert_equal_bits(restored(folder), make_state(7, 7))
@@ -291,7 +291,7 @@ def test_a_damaged_checkpoint_does_not_block_its_step(folder, harm, of_this_proc
             checkpoints.wait()
         harm(folder / "5")
         if restore_first:
-            assert_equal_bits(checkpoints.restore(make_state(99), lambda _: None), make_state(3, 3))
+            assert_equal_bits(checkpoints.restore(make_state(99), lambda _: None)[0], make_state(3, 3))
             assert checkpoints.steps == [3, 5]  # only `save` changes the folder
         checkpoints.save(5, make_state(6, 5), {})
         checkpoints.wait()
@@ -308,7 +308,7 @@ def test_damaged_checkpoints_do_not_push_out_good_ones(tmp_path):
         without_optimizer(tmp_path / str(step))
     with Checkpoints(tmp_path, 2) as checkpoints:
         warnings = []
-        assert int(checkpoints.restore(make_state(99), warnings.append).step) == 3
+        assert int(checkpoints.restore(make_state(99), warnings.append)[0].step) == 3
         (line,) = warnings
         assert " 7 (" in line and ", 5 (" in line and line.endswith(" 3")
         checkpoints.save(4, make_state(4, 4), {})
@@ -395,7 +395,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_earlier_checkpoints(tmp_path):
         assert "File too large" in error
         assert listing[:2] == ["1", "2"] and "3" not in listing
         with Checkpoints(folder, 2) as checkpoints:  # once there is room again
-            assert_equal_bits(checkpoints.restore(make_state(99), no_warning), make_state(2, 2))
+            assert_equal_bits(checkpoints.restore(make_state(99), no_warning)[0], make_state(2, 2))
             checkpoints.save(3, make_state(3, 3), {})
         assert names(folder) == ["2", "3"]
         assert_equal_bits(restored(folder), make_state(3, 3))

@@ -44,7 +44,7 @@ def count(config, stop_at=None, evaluate=None, between_stages=False):
     """
     run = run_folder.begin("train", config)
 
-    def step(state, number):
+    def step(state, host, number):
         if number == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
             if between_stages:

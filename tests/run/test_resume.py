@@ -241,7 +241,7 @@ cli.set_up_jax()
 parallel, expected = DataParallel(), make_state(1)
 assert parallel.num_devices == 1
 with Checkpoints(Path(sys.argv[1]), 9) as checkpoints:
-    state = checkpoints.restore(parallel.put(make_state(99)), no_warning)
+    state, _ = checkpoints.restore(parallel.put(make_state(99)), no_warning)
     assert_equal_bits(state, expected)
     assert_equal_bits(checkpoints.restore_params(None, no_warning)[0], expected.params)
     checkpoints.save(2, state, {})

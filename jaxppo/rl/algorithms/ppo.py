@@ -7,47 +7,55 @@ import jax.numpy as jnp
 
 from jaxppo.config import TrainConfig
 from jaxppo.rl import advantages, ops
-from jaxppo.rl.algorithms import Rewarded
-from jaxppo.types import Array, Axes, Stats, Trajectories
+from jaxppo.types import Array, Axes, ModelOutputs, Sequences, Stats, Trajectories
 
 
-def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) -> tuple[Trajectories, Stats]:
+def make_trajectories(
+    outputs: ModelOutputs,
+    sequences: Sequences,
+    scores: Array,
+    has_score: Array,
+    *,
+    kl: Array,
+    kl_coef: Array,
+    config: TrainConfig,
+    axis_name: Axes,
+) -> tuple[Trajectories, Stats]:
     """Estimate one advantage and one return per token."""
-    rl, sequences, values = config.rl, rewarded.sequences, rewarded.scored.values
-    assert values is not None
+    del has_score  # the mask has no token of a completion without a score
+    assert outputs.values is not None
+    rl = config.rl
     mask = sequences.completion_mask
-    values_mask = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
-    values = jnp.where(values_mask, values, 0.0)
-    rewards = advantages.token_rewards(
-        rewarded.scores, rewarded.kl, mask, rewarded.kl_coef, values_mask, rewarded.token_scores
-    )
+    value_mask = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
+    values = jnp.where(value_mask, outputs.values, 0.0)
     estimates = advantages.whitened_gae(
-        rewards,
+        advantages.token_rewards(scores, kl, mask, kl_coef, value_mask),
         values,
         mask,
-        values_mask,
+        value_mask,
         gamma=rl.gamma,
         lam=rl.lam,
         whiten_rewards=rl.whiten_rewards,
         axis_name=axis_name,
     )
-    stats = _value_stats(values, estimates.returns, values_mask, axis_name)
+    stats = _value_stats(values, estimates.returns, value_mask, axis_name)
     stats["policy/advantages_mean"] = estimates.mean
     trajectories = Trajectories(
         sequences=sequences,
-        logprobs=rewarded.scored.logprobs,
+        logprobs=outputs.logprobs,
         rewards=estimates.rewards,
         advantages=estimates.advantages,
         values=values,
         returns=estimates.returns,
-        value_mask=values_mask,
+        value_mask=value_mask,
     )
     return trajectories, stats
 
 
 def _value_stats(values: Array, returns: Array, mask: Array, axis_name: Axes) -> Stats:
     """Describe old values and returns; the explained variance is 1 - var(R - V) / var(R)."""
-    error_var, returns_var = (ops.masked_var(x, mask, axis_name) for x in (returns - values, returns))
+    error_var = ops.masked_var(returns - values, mask, axis_name)
+    returns_var = ops.masked_var(returns, mask, axis_name)
     return {
         "value/explained_variance": 1.0 - error_var / jnp.maximum(returns_var, 1e-8),
         "value/mean": ops.masked_mean(values, mask, axis_name),

@@ -7,17 +7,25 @@ import jax.numpy as jnp
 
 from jaxppo.config import TrainConfig
 from jaxppo.rl import advantages
-from jaxppo.rl.algorithms import Rewarded
-from jaxppo.types import Axes, Stats, Trajectories
+from jaxppo.types import Array, Axes, ModelOutputs, Sequences, Stats, Trajectories
 
 
-def make_trajectories(rewarded: Rewarded, config: TrainConfig, axis_name: Axes) -> tuple[Trajectories, Stats]:
+def make_trajectories(
+    outputs: ModelOutputs,
+    sequences: Sequences,
+    scores: Array,
+    has_score: Array,
+    *,
+    kl: Array,
+    kl_coef: Array,
+    config: TrainConfig,
+    axis_name: Axes,
+) -> tuple[Trajectories, Stats]:
     """Estimate one advantage per completion."""
-    sequences, counted = rewarded.sequences, rewarded.counted
-    penalty = jnp.sum(jnp.where(sequences.completion_mask, rewarded.kl, 0.0), axis=1)
-    rewards = rewarded.scores - rewarded.kl_coef * penalty
-    estimates = advantages.leave_one_out(rewards, config.rl.group_size, counted)
-    stats = advantages.describe(estimates, counted, axis_name)
+    kl_of_completions = jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
+    rewards = scores - kl_coef * kl_of_completions
+    estimates = advantages.leave_one_out(rewards, config.rl.group_size, has_score)
+    stats = advantages.describe(estimates, has_score, axis_name)
     if config.rl.normalize_advantages:
-        estimates = advantages.normalize(estimates, counted, axis_name)
-    return Trajectories(sequences, rewarded.scored.logprobs, rewards, estimates), stats
+        estimates = advantages.normalize(estimates, has_score, axis_name)
+    return Trajectories(sequences, outputs.logprobs, rewards, estimates), stats

@@ -18,7 +18,7 @@ from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.rl import ops, padding
-from jaxppo.rl.ppo import PPO
+from jaxppo.rl.learner import PPO
 from jaxppo.run import activity
 from jaxppo.types import PromptBatch, Rollout
 from tests import quick_first
@@ -238,13 +238,15 @@ def test_stages_without_memory_are_repeated_with_fewer_rows_and_nothing_changes(
 
         return limited
 
-    ppo._generate = with_memory_for(3, ppo._generate, lambda policy, prompts, *_: len(prompts.prompt_ids))
+    ppo.sample_program = with_memory_for(3, ppo.sample_program, lambda policy, prompts, *_: len(prompts.prompt_ids))
     drawn = ppo.generate(start(ppo), make_prompts(), sample(1)[1])
     np.testing.assert_array_equal(drawn.completion_mask, recorded.completion_mask)
     np.testing.assert_array_equal(drawn.completion_ids, recorded.completion_ids)
-    ppo._values = with_memory_for(0, ppo._values, lambda *_: 1)  # the program that is compiled in its place has memory
+    ppo.values_program = with_memory_for(
+        0, ppo.values_program, lambda *_: 1
+    )  # the program that is compiled in its place has memory
     micro_rows = lambda state, frozen, cut: jax.tree.leaves(cut)[0].shape[2]  # noqa: E731
-    ppo._update = with_memory_for(4, ppo._update, micro_rows)
+    ppo.update_program = with_memory_for(4, ppo.update_program, micro_rows)
     assert_same(update_from(ppo, make_prompts(), recorded), baseline_of("separate"))
     assert ppo.scored_rows(20) == ROWS // 2 and ppo.micro_batches(20) == 2 and ppo.sampling_parts(8) == 4
     assert [warning.partition(":")[0] for warning in warnings] == ["sampling", "scoring", "learning"]
@@ -287,7 +289,7 @@ def test_micro_batches_that_can_be_cut_are_sorted_by_length(recorded, parts, mon
     ppo = PPO(config, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:1]), length_gaps=(1,))
     plain = make_ppo()
     _, trajectories, _ = estimate(plain, start(plain), plain.parallel.put(REFERENCE), make_prompts(), recorded)
-    batch, weights = ppo._mini_batches(trajectories, jax.random.key(0))
+    batch, weights = ppo.mini_batches_program(trajectories, jax.random.key(0))
     lengths = np.asarray(ops.real_lengths(batch.sequences)).reshape(4, -1)  # two epochs of two mini-batches
     assert np.all(np.diff(lengths, axis=1) >= 0) == (parts > 1)
     np.testing.assert_array_equal(np.sort(lengths[:2].ravel()), np.sort(ops.real_lengths(trajectories.sequences)))
@@ -311,25 +313,13 @@ def test_rows_and_completions_that_do_not_fit_are_refused(recorded):
             make_ppo().pack(prompts, rollout)
 
 
-def test_make_trajectories_wants_one_finite_score_per_completion_and_one_part_per_token(recorded):
+def test_make_trajectories_wants_one_finite_score_per_completion(recorded):
     ppo = make_ppo()
     state, sequences = start(ppo), ppo.pack(make_prompts(), recorded)
-    scored = ppo.score(state, ppo.parallel.put(REFERENCE), sequences, recorded)
-    parts = np.zeros(sequences.completion_mask.shape, np.float32)
-    _, in_parts, _ = ppo.make_trajectories(state, scored, recorded, sequences, SCORES, parts)
-    _, whole, _ = ppo.make_trajectories(state, scored, recorded, sequences, SCORES)
-    np.testing.assert_allclose(in_parts.rewards, whole.rewards, atol=1e-6)
-    for name, scores, token_scores in (
-        ("scores", SCORES[:4], None),
-        ("scores", SCORES[:, None], None),
-        ("scores", 0.5, None),
-        ("scores", SCORES + np.inf, None),
-        ("token_scores", SCORES, parts[:, :-1]),
-        ("token_scores", SCORES, parts[0]),
-        ("token_scores", SCORES, parts - np.inf),
-    ):
-        with pytest.raises(DataError, match=f"^{name}: "):
-            ppo.make_trajectories(state, scored, recorded, sequences, scores, token_scores)
+    outputs = ppo.score(state, ppo.parallel.put(REFERENCE), sequences, recorded)
+    for scores in (SCORES[:4], SCORES[:, None], 0.5, SCORES + np.inf):
+        with pytest.raises(DataError, match=r"^scores: "):
+            ppo.make_trajectories(state, outputs, recorded, sequences, scores)
 
 
 def test_a_completion_may_end_with_any_of_several_tokens():
@@ -386,8 +376,8 @@ def test_mini_batches_without_a_counted_token_take_no_step_and_do_not_dilute(con
 def test_mini_batches_are_drawn_anew_for_each_update(monkeypatch):
     ppo, keys = make_ppo(), set()
     batch = SimpleNamespace(sequences=SimpleNamespace(input_ids=np.zeros((ROWS, 20))))
-    monkeypatch.setattr(ppo, "_mini_batches", lambda _, key: keys.add(tuple(jax.random.key_data(key).tolist())))
-    monkeypatch.setattr(ppo, "_update", lambda state, *_: (state, {}))
+    monkeypatch.setattr(ppo, "mini_batches_program", lambda _, key: keys.add(tuple(jax.random.key_data(key).tolist())))
+    monkeypatch.setattr(ppo, "update_program", lambda state, *_: (state, {}))
     for step in range(3):
         ppo.update(start(ppo), batch, step)
     assert len(keys) == 3

@@ -1,0 +1,483 @@
+"""The stages of an update, compiled for all devices: generate, pack, score, make_trajectories, update.
+
+`step.py` calls them in a straight line; so can any other loop, with rewards of its own.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxppo import data, models
+from jaxppo.config import TrainConfig
+from jaxppo.errors import DataError
+from jaxppo.nn import ModelConfig, by_rows
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel import stacks
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.parallel.partition import TENSOR
+from jaxppo.profiling import memory
+from jaxppo.profiling.halving import Halving
+from jaxppo.rl import losses, ops, optimizer, padding, rollout, trajectories, update
+from jaxppo.rl.trained_models import TrainedModels
+from jaxppo.run.checkpoints import is_whole
+from jaxppo.types import (
+    Array,
+    ModelOutputs,
+    Params,
+    PromptBatch,
+    Rollout,
+    Sequences,
+    Stats,
+    TrainState,
+    Trajectories,
+    Weights,
+)
+
+
+class Learner:
+    """Compiled programs of one policy architecture, for any algorithm of the table.
+
+    A program is compiled on its first call, for the shapes of that call; the attributes that end in `_program` are what
+    `--target` compiles for absent devices.
+
+    Args:
+        config: hyper-parameters; `total_episodes` must be known (`TrainConfig.with_episodes`).
+        model: architecture of policy, reference and a separate value model.
+        eos_id: ends a completion, as do the model's `end_ids`, unless the configuration names another stop token.
+        pad_id: fills what lies outside the masks.
+        parallel: devices.
+        value_model: architecture of a separate value model; default: the policy's.
+        adapter: shape of the LoRA adapters; default: as configured.
+        length_gaps: `data.length_gaps` of the prompts; default: micro-batches are not cut.
+        stop_table: `data.stop_table` of `stop_strings`; default: there are none.
+
+    Raises:
+        ConfigError: prompts or micro-batches do not divide over the devices.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: ModelConfig,
+        eos_id: int,
+        pad_id: int,
+        parallel: DataParallel,
+        value_model: ModelConfig | None = None,
+        adapter: LoraConfig | None = None,
+        length_gaps: Sequence[int] = (),
+        stop_table: np.ndarray | None = None,
+    ):
+        config.check_devices(parallel.row_shards)
+        self.config = config
+        self.parallel = parallel
+        self.models = TrainedModels(config, model, value_model or model, parallel, adapter)
+        self.model = self.models.policy
+        self.value_model = self.models.value
+        self.adapter = self.models.adapter
+        self.has_value_model = self.models.has_value_model
+        self.trained_models = self.models.trained
+        self.end_ids = model.ends_beside(eos_id)
+        self.pad_id = pad_id
+        self.stop_ids = config.sampling.stop_ids(self.end_ids)
+        self._stop_table = stop_table
+        self._length_gaps = length_gaps
+        self._optimizer = optimizer.make_optimizer(config.optimizer)
+        # A stage that runs out of memory is repeated with half the rows at once.
+        self._sampling = Halving("sampling")
+        self._scoring = Halving("scoring")
+        self._learning = Halving("learning")
+        self._sampled_rows: dict[int, int | None] = {}  # by the length of prompts
+        self.sample_program = self._compile_sampling()
+        self._compile_scoring()
+        self.trajectories_program = parallel.map(
+            partial(trajectories.make_trajectories, config=config, axis_name=parallel.axes),
+            row_axes=(None, 0, 0, 0, 0),
+            out_axes=(None, 0, None),
+        )
+        # The memory of the state is donated: new parameters and moments are written over the old ones.
+        self.update_program = parallel.map(
+            partial(
+                self._update_on_device,
+                rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
+                skip_rules=self._skip_rules(),
+            ),
+            row_axes=(None, None, 2),
+            out_axes=(None, None),
+            donate=(0,),
+            compiler_options=update.compiler_options(self.trained_models),
+        )
+        self.pack_program = jax.jit(rollout.to_sequences, static_argnames="length")
+        self.mini_batches_program = jax.jit(self._cut_mini_batches)
+        self._uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
+        self._cast = jax.jit(partial(models.cast, self.model))
+
+    # --- programs
+
+    def _compile_sampling(self) -> Any:
+        sampling = self.config.sampling
+        can_end = bool(self.stop_ids) or self._stop_table is not None or sampling.output_min_length is not None
+        return self.parallel.map(
+            partial(
+                rollout.generate,
+                model=self.model,
+                stop_ids=self.stop_ids,
+                pad_id=self.pad_id,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                repetition_penalty=sampling.repetition_penalty,
+                stop_table=self._stop_table,
+                drop_ended=sampling.drop_ended_rows if can_end else False,
+            ),
+            row_axes=(None, 0, 0, 0),
+            out_axes=0,
+        )
+
+    def _compile_scoring(self) -> None:
+        """Compile the forward passes of policy, reference and value model, in parts of at most the configured rows."""
+
+        def compiled(forward: Any) -> Any:
+            def in_parts(params: Params, sequences: Sequences) -> Any:
+                length = sequences.input_ids.shape[1]
+                score = partial(forward, params)
+                rows_at_once = self.scored_rows(length)
+                if self._has_one_length(length):
+                    return padding.in_cut_parts(score, sequences, rows_at_once, self._length_gaps)
+                return by_rows(score, sequences, rows_at_once)
+
+            return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
+
+        settings = {"model": self.model, "temperature": self.config.sampling.temperature}
+        self.logprobs_program = compiled(partial(rollout.completion_logprobs, **settings))
+        self.full_kl_program = compiled(partial(rollout.completion_kl, **settings))
+        self.values_program = compiled(
+            partial(rollout.completion_values, model=self.model, value_model=self.value_model)
+        )
+
+    def _skip_rules(self) -> update.SkipRules:
+        rl = self.config.rl
+        return update.SkipRules(
+            ratio_threshold=rl.ratio_threshold if rl.spec.needs_values else None,
+            max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
+        )
+
+    def _update_on_device(
+        self,
+        state: TrainState,
+        frozen: Params | None,
+        mini_batches: tuple[Any, Any],
+        *,
+        rates: optimizer.LearningRates,
+        skip_rules: update.SkipRules,
+    ) -> tuple[TrainState, Stats]:
+        """Run `update.update` on one device, for adapters on frozen weights where there are any."""
+
+        def loss(params: Params, batch: Trajectories, weights: Weights) -> tuple[Array, Stats]:
+            return update.policy_gradient_loss(
+                self.models.attached(frozen, params),
+                batch,
+                weights,
+                model=self.trained_models[0],
+                value_model=self.trained_models[-1],
+                rl=self.config.rl,
+                temperature=self.config.sampling.temperature,
+            )
+
+        return update.update(
+            state,
+            mini_batches,
+            loss=loss,
+            optimizer=self._optimizer,
+            rates=rates,
+            skip_rules=skip_rules,
+            axis_name=self.parallel.axes,
+            length_gaps=self._length_gaps,
+        )
+
+    # --- how many rows at once
+
+    @cached_property
+    def shapes(self) -> tuple[Any, Any, Any]:
+        """Shapes of what is on a device throughout, of what is trained of it, and of whole models."""
+        policy = jax.eval_shape(lambda: models.init_params(self.model, jax.random.key(0)))
+        value = None
+        if self.config.value_model_path is not None:
+            value = jax.eval_shape(lambda: models.init_params(self.value_model, jax.random.key(0), "score"))
+        state = jax.eval_shape(self.init_state, policy, value)
+        persistent = self.parallel.shards(self.models.persistent_arrays(state, policy, value))
+        weights = jax.eval_shape(lambda state: stacks.unstacked(self.models_of(state)), state)
+        return persistent, self.parallel.shards(state.params), weights
+
+    @cached_property
+    def activation_budget(self) -> int | None:
+        """Bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
+        if memory.device_bytes() is None:
+            return None
+        return memory.room_to_learn(self.trained_models, *self.shapes, self.parallel.sizes)
+
+    def micro_batches(self, length: int) -> int:
+        """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
+        shards = self.parallel.row_shards
+        tensor = self.parallel.sizes[TENSOR]
+        budget = self.activation_budget
+        parts = memory.micro_batches(self.config, self.trained_models, length, shards, budget, tensor)
+        rows = self.config.mini_batch_size // shards
+        return memory.equal_parts(rows, self._learning.rows(rows // parts))
+
+    def scored_rows(self, length: int) -> int | None:
+        """Return how many rows of `length` tokens a device scores at once; None: all."""
+        fitting = memory.scored_rows(self.config, self.trained_models, length, self.activation_budget)
+        if self._scoring.divisor == 1:
+            return fitting
+        rows = self.config.batch_size // self.parallel.row_shards
+        return self._scoring.rows(min(rows, fitting or rows))
+
+    def sampling_parts(self, prompt_length: int) -> int:
+        """Return into how many parts the prompts of an update are cut, which are sampled one after the other."""
+        if prompt_length not in self._sampled_rows:
+            self._sampled_rows[prompt_length] = self._fitting_rows(prompt_length)
+        prompts = self.config.num_prompts // self.parallel.row_shards
+        fitting = self._sampled_rows[prompt_length]
+        at_once = prompts
+        if fitting is not None:
+            at_once = min(prompts, max(1, fitting // self.config.rl.group_size))
+        return memory.equal_parts(prompts, self._sampling.rows(at_once))
+
+    def _fitting_rows(self, prompt_length: int) -> int | None:
+        """Return how many rows a device samples at once; None where its memory is not known."""
+        if memory.device_bytes() is None:
+            return None
+        persistent, _, weights = self.shapes
+        return memory.sampled_rows(
+            self.model,
+            persistent,
+            weights["policy"],
+            prompt_length,
+            self.config.sampling.response_length,
+            self.parallel.sizes,
+            self.config.peft.use_peft,
+        )
+
+    def _has_one_length(self, longest: int) -> bool:
+        """See `padding.has_one_length`."""
+        parts = self.micro_batches(longest)
+        return padding.has_one_length(self.trained_models, self._length_gaps, longest, parts)
+
+    # --- models
+
+    def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
+        """Make the state before the first update, on all devices: see `TrainedModels.init_state`."""
+        return self.models.init_state(self._optimizer, policy, value, adapter)
+
+    def models_of(self, state: TrainState) -> Params:
+        """Return {"policy", "value"} as `models.apply` takes them, adapters attached, without copies where possible."""
+        return self.models.attached(state.frozen, state.params)
+
+    def reference(self, state: TrainState, policy: Params) -> Params | None:
+        """Return the reference model: see `TrainedModels.reference`."""
+        return self.models.reference(state, policy)
+
+    def with_changed_settings(self, state: TrainState, names: Collection[str]) -> TrainState:
+        """Return a restored state under changed settings: see `TrainedModels.with_changed_settings`."""
+        return self.models.with_changed_settings(state, names)
+
+    # --- stages
+
+    def generate(self, state: TrainState, prompts: PromptBatch, step: int) -> Rollout:
+        """Sample `num_generations` completions per prompt, in adjacent rows.
+
+        Row i of update `step` sees the same random numbers on any number of devices.
+        """
+        seed = self.config.run.seed
+        sampling = self.config.sampling
+        num_rows = prompts.prompt_ids.shape[0] * self.config.rl.group_size
+        key = ops.purpose_key(seed, ops.Purpose.ROLLOUT, step)
+        uniforms = self._uniforms(key, num_rows, sampling.response_length)
+        lengths = jnp.full((num_rows,), sampling.response_length, jnp.int32)
+        if sampling.output_min_length is not None:
+            key = ops.purpose_key(seed, ops.Purpose.LENGTHS, step)
+            lengths = jax.random.randint(key, (num_rows,), sampling.output_min_length, sampling.response_length + 1)
+        policy = self.models_of(state)["policy"]
+        inputs = (prompts, uniforms, lengths)
+        prompt_length = prompts.prompt_ids.shape[1]
+
+        def sample() -> Rollout:
+            parts = self.sampling_parts(prompt_length)
+            if parts == 1:
+                return self.sample_program(policy, *self.parallel.put(inputs, 0))
+            # Parts go to the host one by one, so that the devices never hold the caches of two.
+            in_parts = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), inputs)
+            rollouts = []
+            for part in range(parts):
+                part_inputs = jax.tree.map(lambda x, part=part: x[part], in_parts)
+                sampled = self.sample_program(policy, *self.parallel.put(part_inputs, 0))
+                rollouts.append(self.parallel.to_host(sampled))
+            return self.parallel.put(jax.tree.map(lambda *x: np.concatenate(x), *rollouts), 0)
+
+        return self._sampling.repeated(sample, lambda: self.config.num_prompts // self.sampling_parts(prompt_length))
+
+    def rollout_of(self, completions: Sequence[Sequence[int]]) -> Rollout:
+        """Make a rollout of completions from elsewhere; `score` will compute their log-probabilities.
+
+        Args:
+            completions: token ids, 1 to `response_length` each, a stop token last where there is one.
+
+        Raises:
+            DataError: a completion of no token, of too many, or that goes on after a stop token.
+        """
+        length = self.config.sampling.response_length
+        ids = np.full((len(completions), length), self.pad_id, np.int32)
+        mask = np.zeros((len(completions), length), bool)
+        ended = np.zeros(len(completions), bool)
+        for row, tokens in enumerate(completions):
+            if not 1 <= len(tokens) <= length:
+                raise DataError(f"completion {row}: expected 1 to response_length={length} tokens, got {len(tokens)}")
+            for stop_id in self.stop_ids:
+                if stop_id in tokens[:-1]:
+                    raise DataError(f"completion {row}: expected its stop token {stop_id} last, got more after it")
+            ids[row, : len(tokens)] = tokens
+            mask[row, : len(tokens)] = True
+            ended[row] = tokens[-1] in self.stop_ids or data.has_stop_string(self._stop_table, tokens)
+        return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
+
+    def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
+        """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
+        completion_lengths = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
+        num_rows = len(completion_lengths)
+        num_prompts = len(prompts.prompt_ids)
+        self._check_rows("completions", num_rows)
+        self._check_rows("prompts", num_prompts * self.config.rl.group_size)
+        prompt_lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), num_rows // num_prompts)
+        longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
+        length = longest
+        if not self._has_one_length(longest):
+            length = min(data.bucket(int((prompt_lengths + completion_lengths).max()), data.SEQUENCE_BUCKET), longest)
+        return self.pack_program(self.parallel.put(prompts, 0), rollout, length=length)
+
+    def _check_rows(self, name: str, rows: int) -> None:
+        if rows != self.config.batch_size:
+            raise DataError(f"{name}: expected those of {self.config.batch_size} rows (batch_size), got {rows}")
+
+    def score(
+        self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout
+    ) -> ModelOutputs:
+        """Compute old and reference log-probabilities and values, without waiting; the old ones may be the sampler's.
+
+        Args:
+            state: policy and value model.
+            reference: language model; None: no KL.
+            sequences: from `pack`.
+            rollout: from `generate`.
+        """
+        length = sequences.input_ids.shape[1]
+        rows = self.config.batch_size // self.parallel.row_shards
+        compiled_for = self._scoring.divisor
+
+        def score() -> ModelOutputs:
+            nonlocal compiled_for
+            if self._scoring.divisor != compiled_for:
+                compiled_for = self._scoring.divisor
+                self._compile_scoring()  # how many rows it takes at once is part of the program
+            return self._score(state, reference, sequences, rollout)
+
+        return self._scoring.repeated(score, lambda: min(rows, self.scored_rows(length) or rows))
+
+    def _score(
+        self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout
+    ) -> ModelOutputs:
+        rl = self.config.rl
+        values = self.values_program(self.models_of(state), sequences) if self.has_value_model else None
+        policy = self.scored_policy(state, reference)
+        logprobs = rollout.logprobs
+        entropy = None
+        needs_entropy = rl.top_entropy_quantile < 1.0
+        if logprobs is None or self.config.logprobs == "recompute":
+            # By the reference's program, so that equal weights give a KL of exactly 0.
+            logprobs, entropy = self.logprobs_program(policy, sequences)
+        elif needs_entropy:
+            _, entropy = self.logprobs_program(policy, sequences)
+        ref_logprobs = None
+        full_kl = None
+        if reference is not None:
+            ref_logprobs, _ = self.logprobs_program(reference, sequences)
+            if rl.has_full_kl:
+                full_kl = self.full_kl_program({"policy": policy, "reference": reference}, sequences)
+        return ModelOutputs(logprobs, ref_logprobs, values, full_kl, entropy if needs_entropy else None)
+
+    def scored_policy(self, state: TrainState, reference: Params | None) -> Params:
+        """Return the policy in the dtype of a reference without adapters, so that one program is compiled for both."""
+        policy = self.models_of(state)["policy"]
+        is_cast = self.model.compute_dtype is None or state.frozen is not None
+        if reference is None or is_cast:
+            return policy
+        return self._cast(policy)
+
+    def make_trajectories(
+        self,
+        state: TrainState,
+        outputs: ModelOutputs,
+        rollout: Rollout,
+        sequences: Sequences,
+        scores: np.ndarray | Sequence[float | None] | Array,
+    ) -> tuple[TrainState, Trajectories, Stats]:
+        """Estimate advantages and returns from the host's scores [B]; the state keeps KL coefficient and moments.
+
+        A score of None or NaN says that a completion has none; it is left out of what is learned.
+        """
+        values = np.asarray(scores, np.float32)  # None becomes NaN
+        if values.shape != (self.config.batch_size,):
+            raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
+        if np.isinf(values).any():
+            raise DataError(
+                "scores: expected finite numbers, and NaN for a completion without one, got an infinite one"
+            )
+        controls, result, stats = self.trajectories_program(
+            state.controls, outputs, rollout, sequences, self.parallel.put(values, 0)
+        )
+        return state._replace(controls=controls), result, stats
+
+    def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
+        """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
+        key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
+        trained = state._replace(frozen=None)  # frozen weights are no part of what is donated
+        compiled_for = self._learning.divisor
+
+        def learn() -> tuple[TrainState, Stats]:
+            nonlocal compiled_for
+            if self._learning.divisor != compiled_for:
+                compiled_for = self._learning.divisor
+                # A new function: jax.jit would take the trace of the old one, which has the old number of parts.
+                self.mini_batches_program = jax.jit(lambda *args: self._cut_mini_batches(*args))
+            return self.update_program(trained, state.frozen, self.mini_batches_program(batch, key))
+
+        def rows_at_once() -> int:
+            parts = self.micro_batches(batch.sequences.input_ids.shape[1])
+            return self.config.mini_batch_size // self.parallel.row_shards // parts
+
+        after, stats = self._learning.repeated(learn, rows_at_once, lambda: is_whole(trained))
+        return after._replace(frozen=state.frozen), stats
+
+    def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:
+        """Cut [B, ...] into [S, M, rows of a micro-batch, ...], the same rows on any device count, with weights."""
+        rl = self.config.rl
+        rows = update.mini_batch_rows(key, self.config.batch_size, rl.num_ppo_epochs, rl.num_mini_batches)
+        length = batch.sequences.input_ids.shape[1]
+        parts = self.micro_batches(length)
+        if parts > 1 and len(padding.cut_lengths(length, self._length_gaps)) > 1:
+            # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay the same.
+            by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
+            rows = jnp.take_along_axis(rows, by_length, axis=1)
+        mini_batches: Any = jax.tree.map(lambda x: x[rows], batch)
+        weights = losses.loss_weights(
+            mini_batches, rl.ratio_level, rl.mean_of_losses, self.config.sampling.response_length
+        )
+        return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), (mini_batches, weights))
+
+
+PPO = Learner
+"""The name under which `import jaxppo` offers it; it runs every algorithm of the table."""

@@ -1,0 +1,206 @@
+"""What a run trains and what it keeps frozen: policy, value model, adapters and reference, from their parameters."""
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxppo import models
+from jaxppo.config import TrainConfig
+from jaxppo.nn import ModelConfig, lora
+from jaxppo.nn.lora import LoraConfig
+from jaxppo.parallel import stacks
+from jaxppo.parallel.devices import DataParallel
+from jaxppo.rl import ops, trajectories, update
+from jaxppo.rl.start import adapter_of
+from jaxppo.types import Params, TrainState
+
+
+class TrainedModels:
+    """Policy and value model of a run, whole or as adapters on frozen weights.
+
+    Args:
+        config: hyper-parameters.
+        policy: architecture of policy and reference.
+        value: architecture of a separate value model.
+        parallel: devices.
+        adapter: shape of the LoRA adapters; default: as configured.
+
+    Attributes:
+        policy: as it computes, in the configured dtype.
+        value: likewise.
+        adapter: shape of the adapters; None: all weights are trained.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        policy: ModelConfig,
+        value: ModelConfig,
+        parallel: DataParallel,
+        adapter: LoraConfig | None,
+    ):
+        self._config = config
+        self._parallel = parallel
+        self.policy = models.computing_in(policy, config.dtype, config.run.attention)
+        self.value = models.computing_in(value, config.dtype, config.run.attention)
+        for model in (self.policy, self.value):
+            parallel.check_model(model)
+        self.adapter: LoraConfig | None = None
+        if config.peft.use_peft:
+            self.adapter = adapter or adapter_of(config.peft)
+            if adapter is None:
+                lora.check_targets(self.policy, self.adapter)
+
+    @property
+    def has_value_model(self) -> bool:
+        """Whether the algorithm learns a value function."""
+        return self._config.rl.spec.needs_values
+
+    @property
+    def trained(self) -> list[ModelConfig]:
+        """Architectures of what is trained: the policy, and a separate value model."""
+        architectures = [self.policy]
+        if self.has_value_model and self._config.value_model == "separate":
+            architectures.append(self.value)
+        checkpointing = self._config.gradient_checkpointing
+        return [models.with_checkpointing(model, checkpointing) for model in architectures]
+
+    def init_state(
+        self,
+        optimizer: optax.GradientTransformation,
+        policy: Params,
+        value: Params | None = None,
+        adapter: Params | None = None,
+    ) -> TrainState:
+        """Make the state before the first update, on all devices; copies, as updates take over the memory of a state.
+
+        Layers that are one loop are stacked (`parallel/stacks.py`), unless their adapters differ.
+        With `use_peft` the given models are frozen, shared and not copied; what is copied and trained are adapters and
+        the value head.
+
+        Args:
+            optimizer: from `make_optimizer`.
+            policy: {"trunk", "lm_head"}.
+            value: {"trunk", "score"} or, for `value_model: shared`, {"score"}; default: a head with zero weights, on
+                the policy's trunk (`shared`) or on a copy of it (`separate`), so that every value starts at 0; such a
+                head is also made where only that is missing. Only PPO has one.
+            adapter: of the policy, to start from; default: a fresh one.
+        """
+        adapters: Params = {} if self.adapter is None else self._init_adapters(adapter)
+        policy = models.for_training(self.trained[0], policy, adapters.get("policy"))
+        if self.adapter is not None:
+            policy = self._parallel.put(policy)  # once, so that the value model can share it
+        whole = {"policy": policy}
+        if self.has_value_model:
+            if value is not None:
+                value = models.for_training(self.trained[-1], value, adapters.get("value"))
+            whole["value"] = self._with_score_head(policy, value)
+        if self.adapter is None:
+            trained, frozen = whole, None
+        else:
+            trained, frozen = _split_adapters(whole, adapters)
+        # The first update donates the memory of this state: without copies it would write over what was given.
+        copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
+        controls = trajectories.initial_controls(self._config.rl)
+        state = self._parallel.put(update.init_state(copies, optimizer, controls))
+        return state._replace(frozen=self._parallel.put(frozen))
+
+    def _with_score_head(self, policy: Params, value: Params | None) -> Params:
+        shared = self._config.value_model == "shared"
+        if value is None:
+            value = {} if shared else {"trunk": policy["trunk"]}
+        if "score" in value:
+            return value
+        key = ops.purpose_key(self._config.run.seed, ops.Purpose.INIT)
+        # Zero weights: the first advantages are then those of plain returns, not of a random critic.
+        return value | {"score": models.init_score_head(self.value, key, scale=0.0, use_bias=shared)}
+
+    def _init_adapters(self, policy_adapter: Params | None) -> Params:
+        """Draw the adapters of policy and value model; the policy's may be given."""
+        assert self.adapter is not None
+        seed = self._config.run.seed
+        if policy_adapter is None:
+            key = ops.purpose_key(seed, ops.Purpose.POLICY_ADAPTER)
+            policy_adapter = lora.init_adapter(self.policy, self.adapter, key)
+        key = ops.purpose_key(seed, ops.Purpose.VALUE_ADAPTER)
+        return {"policy": policy_adapter, "value": lora.init_adapter(self.value, self.adapter, key)}
+
+    def attached(self, frozen: Params | None, trained: Params) -> Params:
+        """Return {"policy", "value"} as `models.apply` takes them."""
+        if frozen is None:
+            return trained
+        assert self.adapter is not None
+        scale = self.adapter.scale
+        return {name: lora.attach(frozen[name], adapter, scale) for name, adapter in trained.items()}
+
+    def reference(self, state: TrainState, policy: Params) -> Params | None:
+        """Return the reference on all devices, the policy at the start of the run; None with kl_coef 0.
+
+        Frozen weights are shared with it, and an adapter that the policy starts from is copied.
+
+        Args:
+            state: before the first update.
+            policy: what the run starts from.
+        """
+        if self._config.rl.kl_coef == 0:
+            return None
+        if state.frozen is None:
+            return self._parallel.put(models.cast(self.policy, models.for_training(self.trained[0], policy)))
+        if self._config.peft.lora_path is None:  # a fresh adapter changes nothing
+            return state.frozen["policy"]
+        adapter = jax.tree.map(jnp.copy, state.params["policy"])
+        return self.attached(state.frozen, {"policy": adapter})["policy"]
+
+    def with_changed_settings(self, state: TrainState, names: Collection[str]) -> TrainState:
+        """Return a restored state under settings that a resumed run has changed.
+
+        The KL coefficient is part of the state, where the controller moves it: a new one is where that starts from.
+
+        Args:
+            state: of a checkpoint.
+            names: the settings that have another value now.
+        """
+        if "kl_coef" not in names:
+            return state
+        assert state.controls is not None  # only supervised training has none
+        kl_coef = self._parallel.put(jnp.float32(self._config.rl.kl_coef))
+        return state._replace(controls=state.controls._replace(kl_coef=kl_coef))
+
+    def persistent_arrays(self, state: TrainState, policy: Params, value: Params | None) -> dict[str, Any]:
+        """Return what is on the devices throughout a run, by name: trees of shapes.
+
+        Args:
+            state: shapes of what `init_state` makes of these models.
+            policy: shapes of the policy.
+            value: shapes of a value model of its own; None: it has the policy's trunk, or a copy of it.
+        """
+        arrays: dict[str, Any] = {f"{name} to train": tree for name, tree in state.params.items()}
+        arrays["optimizer"] = state.opt_state
+        has_reference = self._config.rl.kl_coef > 0
+        if state.frozen is None:
+            if has_reference:
+                arrays["reference"] = jax.eval_shape(self.reference, state, policy)
+            return arrays
+        # One set of frozen arrays may lie under several adapters: it counts once.
+        arrays["frozen base"] = state.frozen["policy"]
+        if self._config.peft.lora_path is not None and has_reference:
+            arrays["adapter of the reference"] = state.params["policy"]
+        if value is not None and "trunk" in value:
+            arrays["frozen value base"] = state.frozen["value"]
+        return arrays
+
+
+def _split_adapters(whole: Params, adapters: Params) -> tuple[Params, Params]:
+    """Split models into what is trained and the frozen weights under it, both with layers stacked or both not."""
+    trained: Params = {}
+    frozen: Params = {}
+    for name, model in whole.items():
+        frozen[name] = {part: params for part, params in model.items() if part != "score"}
+        trained[name] = {"score": model["score"]} if "score" in model else {}
+        if "trunk" in model:
+            is_stacked = stacks.is_stacked(model["trunk"]["layers"])
+            trained[name] |= stacks.stacked(adapters[name]) if is_stacked else adapters[name]
+    return trained, frozen
