@@ -110,7 +110,7 @@ def main(out: str, *args: str) -> None:
     data.SEQUENCE_BUCKET = 14  # that of all sequences: each program is compiled once
     padding.SEQUENCE_BUCKET = 1  # micro-batches of rows this short are cut, too
     padding.WORTH_CUTTING = 0.99
-    partition.MOST_GATHERED = 0  # decoding leaves weights in their shards, as it does where they are large
+    partition.MAX_GATHERED_SHARE = 0  # decoding leaves weights in their shards, as it does where they are large
     cases = list(args)
     if "--process" in cases:
         at = cases.index("--process")

@@ -134,7 +134,10 @@ class DataParallel:
 
     def shards(self, tree: Any) -> Any:
         """Return the shapes of what one device holds of parameters, or of what goes with them."""
-        shard = lambda x, sharding: jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)  # noqa: E731
+
+        def shard(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype)
+
         return jax.tree.map(shard, tree, self.shardings(tree))
 
     def put(self, tree: Any, row_axis: RowAxis = None) -> Any:
@@ -159,11 +162,11 @@ class DataParallel:
         axes = partition.axes_of(path)
         if len(axes) != len(shape):
             return PartitionSpec()
-        fits = (
-            axis if axis is None or size % self.sizes[axis] == 0 else None
-            for axis, size in zip(axes, shape, strict=True)
-        )
-        return PartitionSpec(*fits)
+        spec = []
+        for axis, size in zip(axes, shape, strict=True):
+            divides = axis is not None and size % self.sizes[axis] == 0
+            spec.append(axis if divides else None)
+        return PartitionSpec(*spec)
 
     def _along_rows(self, axis: RowAxis) -> PartitionSpec:
         return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self.axes)
@@ -204,8 +207,9 @@ class DataParallel:
             )
             specs = out_specs
             if donate and row_axes[donate[0]] is None:
-                taken_over = in_specs[donate[0]]
-                specs = (taken_over, *specs[1:]) if isinstance(out_axes, tuple) else taken_over
+                # What is donated comes back in the same places, parameters in their shards.
+                donated = in_specs[donate[0]]
+                specs = (donated, *specs[1:]) if isinstance(out_axes, tuple) else donated
             with partition.tracing(self._undivided(args)):
                 mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=specs, check_vma=False)
                 return mapped(*args)
@@ -215,15 +219,20 @@ class DataParallel:
         return jax.jit(call, donate_argnums=donate, compiler_options=compiler_options)
 
     def _out_specs(self, out_axes: RowAxis | tuple[RowAxis, ...]) -> Any:
-        return tuple(map(self._along_rows, out_axes)) if isinstance(out_axes, tuple) else self._along_rows(out_axes)
+        if isinstance(out_axes, tuple):
+            return tuple(self._along_rows(axis) for axis in out_axes)
+        return self._along_rows(out_axes)
 
     def _undivided(self, tree: Any) -> tuple[str, ...]:
         """Return the paths of the parameters that `TENSOR` should split, and does not divide."""
         if self.sizes[TENSOR] == 1:
             return ()
-        paths = [(partition.path_of(keys), x.shape) for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]]
-        of_table = [(path, shape) for path, shape in paths if TENSOR in partition.axes_of(path)]
-        return tuple(path for path, shape in of_table if TENSOR not in self._spec(path, shape))
+        undivided = []
+        for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            path = partition.path_of(keys)
+            if TENSOR in partition.axes_of(path) and TENSOR not in self._spec(path, x.shape):
+                undivided.append(path)
+        return tuple(undivided)
 
     def _pmap(
         self,
@@ -253,8 +262,12 @@ class DataParallel:
     def _split(self, tree: Any, axis: RowAxis) -> Any:
         """Give every array an explicit device axis before its row axis; of several processes each has its devices'."""
         if axis is not None:
-            parts = lambda shape: (*shape[:axis], self.num_devices, shape[axis] // self.num_devices, *shape[axis + 1 :])  # noqa: E731
-            tree = self.put(jax.tree.map(lambda x: x.reshape(parts(x.shape)), tree), axis)
+
+            def split(x: Any) -> Any:
+                rows = x.shape[axis] // self.num_devices
+                return x.reshape(*x.shape[:axis], self.num_devices, rows, *x.shape[axis + 1 :])
+
+            tree = self.put(jax.tree.map(split, tree), axis)
         if jax.process_count() == 1:
             return tree
         return multihost_utils.global_array_to_host_local_array(tree, self.mesh, self._along_rows(axis))

@@ -1,12 +1,14 @@
 """How parameters are split over devices: one table that every family adds to, and what a per-device program does.
 
-Two axes split parameters. Over `FSDP` a program holds shards of a matrix, always along its hidden size, and gathers
-them where it computes with them; rows are split over it, too. Over `TENSOR` a program has some columns of the matrices
-that widen, the rows of those that narrow that meet them, the heads of attention that they are, and rows of the
-vocabulary; all devices along it have the same rows of the batch, and the same residual stream. Neither is there in pure
-data parallel.
+Two axes split parameters; pure data parallelism has neither.
 
-Which parts this device has is told by the shapes of its arrays, so that programs are the same on one device.
+Over `FSDP` a program holds shards of a matrix, always along its hidden size, and gathers them where it computes with
+them; rows of the batch are split over it, too. Over `TENSOR` a program has some columns of the column-parallel
+matrices, the matching rows of the row-parallel ones, the heads of attention between them, and rows of the vocabulary;
+all devices along it have the same rows of the batch, and the same residual stream.
+
+Programs see from the shapes of their arrays which parts this device has: a matrix that is as wide as the hidden size is
+whole. So one program serves one device and many.
 
 Source: ZeRO stage 3 (arXiv:1910.02054) for `FSDP`; Megatron-LM (arXiv:1909.08053) for `TENSOR`.
 """
@@ -56,8 +58,11 @@ def axes_of(path: str) -> tuple[str | None, ...]:
     Layers that are stacked have one axis more, the first, which nothing is split over.
     """
     parts = path.split("/")
-    entry = next((TABLE[end] for end in ("/".join(parts[-3:]), "/".join(parts[-2:])) if end in TABLE), ())
-    return (None, *entry) if entry and ALL in parts else entry
+    for length in (3, 2):
+        axes = TABLE.get("/".join(parts[-length:]))
+        if axes is not None:
+            return (None, *axes) if ALL in parts else axes
+    return ()
 
 
 def path_of(keys: Any) -> str:
@@ -66,7 +71,7 @@ def path_of(keys: Any) -> str:
 
 
 def mesh_sizes() -> dict[str, int]:
-    """Return how many devices each axis has where this is traced; 1 for an axis that is not there."""
+    """Return how many devices each axis has where this is traced; 1 for an absent axis."""
     mesh = jax.sharding.get_abstract_mesh()
     return {DATA: 1, FSDP: 1, TENSOR: 1} | dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
 
@@ -86,7 +91,8 @@ def whole(tree: Any, size: int, dtype: Any = None) -> Any:
     """
 
     def gather(keys: Any, x: jax.Array) -> jax.Array:
-        axes, result_dtype = axes_of(path_of(keys)), jnp.dtype(x.dtype if dtype is None else dtype)
+        axes = axes_of(path_of(keys))
+        result_dtype = jnp.dtype(x.dtype if dtype is None else dtype)
         if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
             return x.astype(result_dtype)
         return gathered(x, axes.index(FSDP), result_dtype)
@@ -100,18 +106,18 @@ def gathered(shard: jax.Array, axis: int, dtype: Any) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gather(shard: jax.Array, axis: int, own: jnp.dtype, result: jnp.dtype) -> jax.Array:
-    del own
+def _gather(shard: jax.Array, axis: int, stored: jnp.dtype, result: jnp.dtype) -> jax.Array:
+    del stored
     return jax.lax.all_gather(shard.astype(result), FSDP, axis=axis, tiled=True)
 
 
-def _gather_forward(shard: jax.Array, axis: int, own: jnp.dtype, result: jnp.dtype) -> tuple[jax.Array, None]:
-    return _gather(shard, axis, own, result), None
+def _gather_forward(shard: jax.Array, axis: int, stored: jnp.dtype, result: jnp.dtype) -> tuple[jax.Array, None]:
+    return _gather(shard, axis, stored, result), None
 
 
-def _gather_backward(axis: int, own: jnp.dtype, result: jnp.dtype, _: None, grad: jax.Array) -> tuple[jax.Array]:
+def _gather_backward(axis: int, stored: jnp.dtype, result: jnp.dtype, _: None, grad: jax.Array) -> tuple[jax.Array]:
     del result
-    return (scattered(grad, axis).astype(own),)
+    return (scattered(grad, axis).astype(stored),)
 
 
 def scattered(grad: jax.Array, axis: int) -> jax.Array:
@@ -158,7 +164,7 @@ def product(rows: jax.Array, kernel: jax.Array, axes: tuple[str, str], size: int
     return total.astype(jnp.result_type(rows, kernel) if dtype is None else dtype)
 
 
-MOST_GATHERED = 1 / 3
+MAX_GATHERED_SHARE = 1 / 3
 """Share of a device's memory up to which weights to decode with are gathered once, for all tokens."""
 
 
@@ -169,7 +175,7 @@ def decodes_split(num_bytes: int) -> bool:
         num_bytes: of all that would be on a device, gathered.
     """
     memory = platform.current().memory_bytes
-    return memory is not None and num_bytes > MOST_GATHERED * memory
+    return memory is not None and num_bytes > MAX_GATHERED_SHARE * memory
 
 
 def whole_bytes(tree: Any, size: int) -> int:
@@ -184,9 +190,11 @@ def whole_bytes(tree: Any, size: int) -> int:
 
 def is_split(tree: Any, size: int) -> bool:
     """Return whether this device holds shards of these parameters."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    of_table = ((axes_of(path_of(keys)), leaf) for keys, leaf in leaves)
-    return any(FSDP in axes and leaf.shape[axes.index(FSDP)] != size for axes, leaf in of_table)
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        axes = axes_of(path_of(keys))
+        if FSDP in axes and leaf.shape[axes.index(FSDP)] != size:
+            return True
+    return False
 
 
 # ------------------------------------------------------------------------ columns, heads and vocabulary, over `TENSOR`
@@ -216,8 +224,8 @@ def all_parts(part: jax.Array, axis: int, size: int) -> jax.Array:
     return part if part.shape[axis] == size else jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
 
 
-def _all_parts_backward(axis: int, size: int, own: int, grad: jax.Array) -> tuple[jax.Array]:
-    return (grad if own == size else own_part(grad, axis, own),)
+def _all_parts_backward(axis: int, size: int, part_size: int, grad: jax.Array) -> tuple[jax.Array]:
+    return (grad if part_size == size else own_part(grad, axis, part_size),)
 
 
 all_parts.defvjp(lambda part, axis, size: (all_parts(part, axis, size), part.shape[axis]), _all_parts_backward)
@@ -251,7 +259,8 @@ def own_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
         heads: of queries, in all.
         shared: of x, in all.
     """
-    count, devices = heads_of_device(heads, shared), mesh_sizes()[TENSOR]
+    count = heads_of_device(heads, shared)
+    devices = mesh_sizes()[TENSOR]
     if x_bhtk.shape[1] < shared or devices == 1:
         return x_bhtk
     queries = heads // devices
@@ -289,11 +298,12 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
         return tree if jax.lax.psum(1, axes) == 1 else jax.lax.psum(tree, axes)
     sizes = mesh_sizes()
 
-    def of_leaf(keys: Any, leaf: jax.Array) -> jax.Array:
-        done = (FSDP,) if FSDP in axes_of(path_of(keys)) else ()
-        return jax.lax.psum(leaf, [axis for axis in axes if axis not in done and sizes[axis] > 1])
+    def sum_leaf(keys: Any, leaf: jax.Array) -> jax.Array:
+        is_summed = FSDP in axes_of(path_of(keys))  # over that axis, by `scattered`
+        open_axes = [axis for axis in axes if sizes[axis] > 1 and not (is_summed and axis == FSDP)]
+        return jax.lax.psum(leaf, open_axes)
 
-    return jax.tree_util.tree_map_with_path(of_leaf, tree)
+    return jax.tree_util.tree_map_with_path(sum_leaf, tree)
 
 
 def largest(x: jax.Array) -> jax.Array:
@@ -310,16 +320,19 @@ def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
     """
     if not isinstance(axes, tuple):
         return optax.tree.norm(tree)
-    sizes, groups = mesh_sizes(), {}
+    sizes = mesh_sizes()
+    # Leaves that are split over the same axes share one sum over devices; what is whole everywhere needs none.
+    leaves_by_axes: dict[tuple[str, ...], list[jax.Array]] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         path = path_of(keys)
-        whole_along = TENSOR if any(name.endswith(f"/{path}") for name in _undivided.get()) else None
-        split = {axis for axis in axes_of(path) if axis not in (None, whole_along) and sizes[axis] > 1}
-        groups.setdefault(tuple(sorted(split)), []).append(leaf)
+        split_axes = {axis for axis in axes_of(path) if axis is not None and sizes[axis] > 1}
+        if any(name.endswith(f"/{path}") for name in _undivided.get()):
+            split_axes.discard(TENSOR)
+        leaves_by_axes.setdefault(tuple(sorted(split_axes)), []).append(leaf)
     squares = jnp.float32(0)
-    for split, leaves in groups.items():
+    for split_axes, leaves in leaves_by_axes.items():
         share = jnp.asarray(optax.tree.norm(leaves, squared=True), jnp.float32)
-        squares += jax.lax.psum(share, split) if split else share
+        squares += jax.lax.psum(share, split_axes) if split_axes else share
     return jnp.sqrt(squares)
 
 
@@ -339,9 +352,9 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
         raise ValueError(f"sizes of at least 1, one of them perhaps -1 for what is left, got {text!r}")
-    given = math.prod(size for size in sizes.values() if size != -1)
-    if open_axes and num_devices % given == 0:
-        sizes[open_axes[0]] = num_devices // given
+    product_of_known = math.prod(size for size in sizes.values() if size != -1)
+    if open_axes and num_devices % product_of_known == 0:
+        sizes[open_axes[0]] = num_devices // product_of_known
     if math.prod(sizes.values()) != num_devices:
         raise ValueError(f"sizes that multiply to the number of devices, {num_devices}, got {text!r}")
     return {name: sizes.get(name, 1) for name in (DATA, FSDP, TENSOR)}

@@ -32,11 +32,13 @@ from jaxppo.errors import ConfigError, JaxppoError, first_line
 T = TypeVar("T")
 
 HEARTBEAT_S = 30
-"""A process that says nothing for so long counts as dead, and ends the others."""
+"""A process that is silent for so long counts as dead, and ends the others."""
 FAILURE = "jaxppo/failure"
 """Key under which the first process that fails tells the others: [its number, its reason]."""
-LISTEN_S, GRACE_S = 0.5, 1.0
-"""How often a process looks for the failure of another one, and how long it may then still end by itself."""
+LISTEN_S = 0.5
+"""Seconds between two looks for the failure of another process."""
+GRACE_S = 1.0
+"""Seconds that a process then still has to end by itself."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "transformers", "tokenizers")
 """What the device programs and the rows that they read come from."""
 
@@ -62,23 +64,24 @@ def join(run: RunConfig) -> None:
         return
     if jax.distributed.is_initialized():
         return
-    from_environment = lambda name: int(os.environ[name]) if name in os.environ else None  # noqa: E731
     address, number, count = run.process
-    count = from_environment("JAX_NUM_PROCESSES") if count is None else count
-    number = from_environment("JAX_PROCESS_ID") if number is None else number
+    if count is None:
+        count = _from_environment("JAX_NUM_PROCESSES")
+    if number is None:
+        number = _from_environment("JAX_PROCESS_ID")
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    seconds = from_environment("JAXPPO_CONNECT_TIMEOUT_S") or CONNECT_S
+    seconds = _from_environment("JAXPPO_CONNECT_TIMEOUT_S") or CONNECT_S
     limit = threading.Timer(seconds, _end_unconnected, (address, count, seconds))
     limit.daemon = True
     limit.start()
-    known = None not in (address, count, number)
+    is_complete = None not in (address, count, number)
     try:
         jax.distributed.initialize(
             address,
             count,
             number,
             # Else JAX may find a cluster and take one device per process.
-            cluster_detection_method="deactivate" if known else None,
+            cluster_detection_method="deactivate" if is_complete else None,
             initialization_timeout=seconds + HEARTBEAT_S,
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=HEARTBEAT_S,
@@ -94,10 +97,19 @@ def join(run: RunConfig) -> None:
     threading.Thread(target=_listen, name="listen", daemon=True).start()
 
 
+def _from_environment(name: str) -> int | None:
+    return int(os.environ[name]) if name in os.environ else None
+
+
 def _end_unconnected(address: str | None, count: int | None, seconds: int) -> None:
-    who, where = "all processes" if count is None else f"{count} processes", address or "the cluster's coordinator"
-    message = f"expected {who} at {where} within {seconds} s, got an answer from fewer or from none"
-    print(f"error: coordinator_address: {message}", file=sys.stderr, flush=True)
+    processes = "all processes" if count is None else f"{count} processes"
+    place = address or "the cluster's coordinator"
+    print(
+        f"error: coordinator_address: expected {processes} at {place} within {seconds} s, got an answer from fewer or "
+        "from none",
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(2)
 
 
@@ -168,7 +180,9 @@ def _failure_of_another() -> str | None:
         number, reason = json.loads(state.client.key_value_try_get(FAILURE))  # type: ignore[union-attr]
     except (jax.errors.JaxRuntimeError, AttributeError):  # no such key, or the service is gone
         return None
-    return None if number == state.process_id else f"error: process {number} of {state.num_processes} failed: {reason}"
+    if number == state.process_id:
+        return None
+    return f"error: process {number} of {state.num_processes} failed: {reason}"
 
 
 def _listen() -> None:
@@ -217,15 +231,16 @@ def on_first(function: Callable[[], T]) -> T:
 
 def check_same(settings: Mapping[str, Any]) -> None:
     """Raise a `ConfigError` on every process unless all have the same settings; all of them must call this."""
-    own = {name: value for name, value in settings.items() if name != "coordinator_address"}  # has their numbers
-    for process, others in enumerate(gather(own)):
-        differences = [name for name in own if others.get(name) != own[name]]
-        if differences:
-            name = differences[0]
-            raise ConfigError(
-                f"{name}: expected the same on all processes, got {own[name]!r} on process "
-                f"{jax.process_index()} and {others.get(name)!r} on process {process}"
-            )
+    compared = dict(settings)
+    compared.pop("coordinator_address", None)  # it has the number of each process
+    for process, other_settings in enumerate(gather(compared)):
+        for name, value in compared.items():
+            other = other_settings.get(name)
+            if other != value:
+                raise ConfigError(
+                    f"{name}: expected the same on all processes, got {value!r} on process "
+                    f"{jax.process_index()} and {other!r} on process {process}"
+                )
 
 
 def check_same_packages() -> None:
@@ -236,16 +251,16 @@ def check_same_packages() -> None:
 def give_up(error: BaseException) -> None:
     """End this process at once after an error that nobody expected, if there are others; else do nothing.
 
-    An orderly end would first wait for all processes to come to theirs, and one of them may be gone: that is what most
-    such errors say: where it has told why, that is printed instead.
+    An orderly end would first wait for all processes to come to theirs, and one of them may be gone: most such errors
+    say just that. Where that process has said why, its reason is printed instead.
     """
     if is_alone():
         return
-    is_told = _ending.is_set()  # by `_listen`
+    is_printed = _ending.is_set()  # by `_listen`
     _ending.set()
     failure = _failure_of_another()
     if failure is not None:
-        if not is_told:
+        if not is_printed:
             print(failure, file=sys.stderr, flush=True)
         _leave(2)
     _tell(first_line(error) if isinstance(error, Exception) else type(error).__name__)

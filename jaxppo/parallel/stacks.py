@@ -7,7 +7,6 @@ Trees may be models, or anything that holds some, such as an optimizer's state.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -54,10 +53,12 @@ def stacked(tree: Any) -> Any:
     """Stack the layers of every model, which must be alike; a copy of them."""
 
     def stack(layers: dict[str, Any]) -> dict[str, Any]:
+        if is_stacked(layers):
+            return layers
         in_order = [layers[str(i)] for i in range(len(layers))]
-        return {ALL: jax.tree.map(lambda *each: jnp.stack(each), *in_order)}
+        return {ALL: jax.tree.map(lambda *weights: jnp.stack(weights), *in_order)}
 
-    return _over_layers(lambda layers: layers if is_stacked(layers) else stack(layers), tree)
+    return _over_layers(stack, tree)
 
 
 def unstacked(tree: Any) -> Any:
@@ -70,8 +71,11 @@ def unstacked(tree: Any) -> Any:
         if not is_stacked(layers):
             return layers
         leaves, structure = jax.tree.flatten(layers[ALL])
-        parts = [_parts(leaf) for leaf in leaves]
-        return {str(i): structure.unflatten(each) for i, each in enumerate(zip(*parts, strict=True))}
+        parts_by_weight = [_parts(leaf) for leaf in leaves]
+        layers = {}
+        for number, weights in enumerate(zip(*parts_by_weight, strict=True)):
+            layers[str(number)] = structure.unflatten(weights)
+        return layers
 
     return _over_layers(layers_of, tree)
 
@@ -82,7 +86,8 @@ def _parts(x: Any) -> list[Any]:
         return [part] * x.shape[0]
     if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_fully_addressable:
         x = np.asarray(x)
-        x = x if x.flags.owndata else x.copy()  # on a CPU it may be the device's memory, which an update takes
+        if not x.flags.owndata:
+            x = x.copy()  # on a CPU it may be the device's memory, which an update writes over
     return [x[i] for i in range(x.shape[0])]
 
 
@@ -110,8 +115,8 @@ def stacked_like(tree: Any, like: Any) -> Any:
 
 
 def _stack_into(like: Any, *parts: jax.Array) -> jax.Array:
-    result = jax.jit(lambda *each: jnp.stack(each), out_shardings=like.sharding)(*parts)
-    jax.block_until_ready(result)
+    result = jax.jit(lambda *weights: jnp.stack(weights), out_shardings=like.sharding)(*parts)
+    jax.block_until_ready(result)  # before what it is made of is deleted: layers and stack never stand in memory twice
     for part in parts:
         part.delete()
     return result
@@ -119,13 +124,15 @@ def _stack_into(like: Any, *parts: jax.Array) -> jax.Array:
 
 def _over_layers(change: Callable[[dict[str, Any]], dict[str, Any]], tree: Any) -> Any:
     """Apply `change` to the layers of every model in a tree."""
-    again = partial(_over_layers, change)
-    if isinstance(tree, dict):
-        is_layers = lambda name, child: name == "layers" and isinstance(child, dict)  # noqa: E731
-        return {name: change(child) if is_layers(name, child) else again(child) for name, child in tree.items()}
     if isinstance(tree, tuple):
-        return _same_kind(tree, [again(child) for child in tree])
-    return tree
+        return _same_kind(tree, [_over_layers(change, child) for child in tree])
+    if not isinstance(tree, dict):
+        return tree
+    changed = {}
+    for name, child in tree.items():
+        is_layers = name == "layers" and isinstance(child, dict)
+        changed[name] = change(child) if is_layers else _over_layers(change, child)
+    return changed
 
 
 def _same_kind(like: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:

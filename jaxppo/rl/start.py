@@ -34,8 +34,8 @@ class StartModels(NamedTuple):
 
     def check_length(self, longest: int) -> None:
         """Check sequences of up to `longest` tokens for both models, as `models.check_length` does."""
-        for each in (self.policy, self.value):
-            models.check_length(each, longest, "longest prompt and response_length", self.tokenizer.model_max_length)
+        for model in (self.policy, self.value):
+            models.check_length(model, longest, "longest prompt and response_length", self.tokenizer.model_max_length)
 
 
 def load_start(config: TrainConfig, parallel: DataParallel, console: Console) -> tuple[StartModels, Start]:
@@ -50,9 +50,9 @@ def load_start(config: TrainConfig, parallel: DataParallel, console: Console) ->
         ConfigError: a setting does not fit the policy.
         ModelError: a folder is missing, or its model does not fit.
     """
-    # A reward may share the weights, though not those of a target, and an adapter is compared with them.
-    nobody_computes = config.reward.reward_funcs == ("plan",) or config.run.target is not None
-    shapes_only = config.run.dry_run and nobody_computes and config.peft.lora_path is None
+    # A dry run needs shapes alone, unless a reward computes with the weights, or an adapter is compared with them.
+    rewards_need_no_weights = config.reward.reward_funcs == ("plan",) or config.run.target is not None
+    shapes_only = config.run.dry_run and rewards_need_no_weights and config.peft.lora_path is None
     policy = hf.load_policy(config.sft_model_path, parallel.placement, shapes_only)
     console.print(f"policy from {policy.loaded.describe()}")
     _check_names(config, policy.config)

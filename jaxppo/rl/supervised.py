@@ -47,16 +47,16 @@ def init_state(
         shape: of an adapter that is trained, with a score head if there is one, on the frozen rest; None: all weights.
         adapter: to start from.
     """
-    frozen = None
     if shape is None or adapter is None:
-        params = models.for_training(model, params)
-    else:
-        base = models.for_training(model, {name: p for name, p in params.items() if name != "score"}, adapter)
-        frozen = {MODEL: base}
-        score = {name: p for name, p in params.items() if name == "score"}
-        params = (stacks.stacked(adapter) if stacks.is_stacked(base["trunk"]["layers"]) else adapter) | score
-    state = update.init_state({MODEL: params}, optimizer.make_optimizer(config))
-    return state._replace(frozen=frozen)
+        trained = models.for_training(model, params)
+        return update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
+    base = models.for_training(model, {name: p for name, p in params.items() if name != "score"}, adapter)
+    is_stacked = stacks.is_stacked(base["trunk"]["layers"])
+    trained = stacks.stacked(adapter) if is_stacked else dict(adapter)
+    if "score" in params:
+        trained["score"] = params["score"]
+    state = update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
+    return state._replace(frozen={MODEL: base})
 
 
 def whole_model(trained: Params, frozen: Params | None, shape: LoraConfig | None) -> Params:
@@ -80,7 +80,7 @@ def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelCo
 
 
 class TrainedAlone:
-    """What the trainings of one model have in common: the memory that they take, and what they do where it is short."""
+    """What `SFT` and the training of reward models share: the memory of a step, and fewer rows where it is short."""
 
     parallel: DataParallel
 
@@ -117,9 +117,9 @@ class TrainedAlone:
         if memory.device_bytes() is None:
             return None
         state, weights = self._shapes
-        shards = self.parallel.shards
-        held, trained = shards((state.params, state.frozen, state.opt_state)), shards(state.params)
-        return memory.room_to_learn([self._trained], held, trained, {MODEL: weights}, self.parallel.sizes)
+        persistent = self.parallel.shards((state.params, state.frozen, state.opt_state))
+        trained = self.parallel.shards(state.params)
+        return memory.room_to_learn([self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes)
 
     @cached_property
     def halving(self) -> Halving:
@@ -136,13 +136,14 @@ class TrainedAlone:
         """
         state, weights = self._shapes
         trained = self.parallel.shards(state.params)
-        held = {"model to train": trained, "optimizer": self.parallel.shards(state.opt_state)}
+        persistent = {"model to train": trained, "optimizer": self.parallel.shards(state.opt_state)}
         if state.frozen is not None:
-            held["frozen base"] = self.parallel.shards(state.frozen)
+            persistent["frozen base"] = self.parallel.shards(state.frozen)
         at_once, length, predictions = micro_batch
-        shape = at_once, rows // self.parallel.row_shards // at_once, length, predictions
+        num_micro_batches = rows // self.parallel.row_shards // at_once
+        shape = (at_once, num_micro_batches, length, predictions)
         return memory.supervised_budget(
-            self._trained, held, trained[MODEL], weights, shape, self.parallel.sizes, evaluation
+            self._trained, persistent, trained[MODEL], weights, shape, self.parallel.sizes, evaluation
         )
 
 
@@ -212,21 +213,22 @@ class SFT(TrainedAlone):
     def rows_at_once(self, rows: int, length: int) -> int:
         """Return how many of the rows of a step a device learns from at once, for rows of `length` tokens."""
         rows //= self.parallel.row_shards
-        most = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
-        return rows // memory.equal_parts(rows, self.halving.rows(min(rows, most or rows)))
+        fitting = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
+        at_once = self.halving.rows(min(rows, fitting or rows))
+        return rows // memory.equal_parts(rows, at_once)
 
     def _has_one_length(self, rows: SupervisedData) -> bool:
         """See `padding.has_one_length`."""
-        of_a_device = rows.batch_size // self.parallel.row_shards
-        parts = of_a_device // self.rows_at_once(rows.batch_size, rows.length)
+        rows_of_device = rows.batch_size // self.parallel.row_shards
+        parts = rows_of_device // self.rows_at_once(rows.batch_size, rows.length)
         return padding.has_one_length([self._trained], self.length_gaps, rows.length, parts)
 
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
-        most = self.rows_at_once(*batch.input_ids.shape)
         learned = batch.completion_mask if batch.learned is None else batch.learned
         weights = ops.mean_weights(learned, (0, 1))
-        return in_parts((batch._replace(learned=None), weights), most, self.parallel)
+        rows_at_once = self.rows_at_once(*batch.input_ids.shape)
+        return in_parts((batch._replace(learned=None), weights), rows_at_once, self.parallel)
 
     def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, HostState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
@@ -245,8 +247,8 @@ class SFT(TrainedAlone):
         """Estimate the memory of steps on these rows, and of an evaluation: see `memory.supervised_budget`."""
         batch = rows.longest_batch()
         count, length = batch.input_ids.shape
-        sizes = self.rows_at_once(count, length), length, batch.completion_ids.shape[1]
-        return self._budget(count, sizes, evaluation)
+        micro_batch = (self.rows_at_once(count, length), length, batch.completion_ids.shape[1])
+        return self._budget(count, micro_batch, evaluation)
 
 
 def supervised_step(
@@ -296,14 +298,14 @@ def check_finite(output: StepOutput) -> None:
         )
 
 
-def in_parts(batch: Any, most: int | None, parallel: DataParallel) -> Any:
+def in_parts(batch: Any, rows_at_once: int | None, parallel: DataParallel) -> Any:
     """Reshape the mini-batch of a step as the update program takes it: [B, ...] -> [1, M, B / M, ...].
 
     Args:
         batch: tree of arrays.
-        most: rows of a micro-batch on each device; None: any number.
+        rows_at_once: rows of a micro-batch on each device, at most; None: any number.
         parallel: devices.
     """
     rows = jax.tree.leaves(batch)[0].shape[0] // parallel.row_shards
-    parts = memory.equal_parts(rows, most)
+    parts = memory.equal_parts(rows, rows_at_once)
     return jax.tree.map(lambda x: x.reshape(1, parts, -1, *x.shape[1:]), batch)
