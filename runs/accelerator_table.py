@@ -1,4 +1,4 @@
-"""The table of docs/accelerators.md: published models on targets that are not there, by `--dry_run --target`.
+"""The table of docs/accelerator_table.md: published models on absent targets, by `--dry_run --target`.
 
     python runs/accelerator_table.py                                  # all rows, hours
     python runs/accelerator_table.py --models Pythia-160M --targets tpu-v5e-4 gpu-h100x1
