@@ -50,7 +50,7 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
     stream: StreamingConfig = field(default_factory=StreamingConfig)
-    drawing: CurriculumConfig = field(default_factory=CurriculumConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -122,10 +122,10 @@ class TrainConfig:
             return
         episodes = self.total_episodes
         require(episodes is not None, "total_episodes", "a number with streaming, which has no length", episodes)
-        drawing = self.drawing
+        curriculum = self.curriculum
         expected = "none with streaming, as rows are drawn from all of them"
-        require(drawing.curriculum == "none", "curriculum", expected, drawing.curriculum)
-        prefixes = drawing.reference_prefixes
+        require(curriculum.curriculum == "none", "curriculum", expected, curriculum.curriculum)
+        prefixes = curriculum.reference_prefixes
         require(prefixes == 0, "reference_prefixes", "0 with streaming", prefixes)
 
     def _check_combinations(self) -> None:
