@@ -156,7 +156,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
         rows = data.load_split(config.data, config.data.train_split, validator)
         data.check_same(config.data.dataset, config.data.train_split, rows)
         models, template, start = _load_models(config, parallel, console)
-        rows = data.with_begun_plans(rows, config.curriculum, config.data.data_seed, template)
+        rows = data.with_begun_plans(rows, config.prompt_curriculum, config.data.data_seed, template)
         fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
         data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
         config = config.with_episodes(len(fitting))
@@ -232,7 +232,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
             inputs.template.describe(),
         ),
         prompts=inputs.prompts,
-        curriculum=data.make_curriculum(config.curriculum, inputs.prompts, ahead=config.rl.async_rollouts > 0),
+        curriculum=data.make_curriculum(config.prompt_curriculum, inputs.prompts, ahead=config.rl.async_rollouts > 0),
         rewards=rewards,
         judge=Judge(models.tokenizer, learner.end_ids, parallel, rewards, config.rl.group_size),
         evaluator=evaluator,

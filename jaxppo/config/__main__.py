@@ -2,14 +2,13 @@
 
 import dataclasses
 import re
-import types
 from collections.abc import Collection, Iterable
 from importlib import resources
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from jaxppo import config
 from jaxppo.config.checks import has_flag
-from jaxppo.config.help import as_text, meanings
+from jaxppo.config.help import TypeWords, as_text, meanings, summary, type_text
 from jaxppo.config.sources import setting_names
 from jaxppo.planning.datasets import config as planning
 
@@ -27,6 +26,12 @@ COMMANDS: dict[str, type] = {
     "planning inspect": planning.InspectConfig,
 }
 """Every command with settings, in the order of the page."""
+
+_PAGE_WORDS = TypeWords(
+    basic={str: "text", int: "integer", float: "number", bool: "True, False", dict: "mapping"},
+    alternatives=" or ",
+    choices=lambda names: ", ".join(f"`{name}`" for name in names),
+)
 
 _INTRODUCTION = """\
 # Configuration
@@ -123,12 +128,13 @@ def _groups(command: type) -> dict[str, Any]:
 def _table(settings: Any, names: Collection[str]) -> str:
     """Return those settings of one dataclass that are named, groups inside it left out."""
     meaning = meanings(type(settings))
-    rows = [
-        f"| `{f.name}` | {_type(f.type)} | {_value(getattr(settings, f.name))} | {_markdown(meaning[f.name])} |\n"
-        for f in dataclasses.fields(settings)
-        if f.name in names
-    ]
-    return "| setting | type | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
+    text = "| setting | type | default | meaning |\n|---|---|---|---|\n"
+    for spec in dataclasses.fields(settings):
+        if spec.name in names and not dataclasses.is_dataclass(spec.type):
+            default = _value(getattr(settings, spec.name))
+            kind = type_text(spec.type, _PAGE_WORDS)
+            text += f"| `{spec.name}` | {kind} | {default} | {_markdown(meaning[spec.name])} |\n"
+    return text
 
 
 def _markdown(text: str) -> str:
@@ -140,22 +146,6 @@ def _markdown(text: str) -> str:
     return re.sub(r"docs:(\w+\.md)", r"[\1](\1)", "".join(cells)).replace("|", "\\|")
 
 
-def _type(annotation: Any) -> str:
-    """Return a type as a reader of flags wants it: choices as themselves, several values as `...`."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return ", ".join(f"`{choice}`" for choice in arguments)
-    if annotation == config.JsonMapping:
-        return "mapping"
-    if origin is Annotated:
-        return ", ".join(f"`{choice}`" for choice in arguments[1].metavar.strip("{}").split(","))
-    if origin in (Union, types.UnionType):
-        return " or ".join(_type(argument) for argument in arguments if argument is not type(None))
-    if origin is tuple:
-        return f"{_type(arguments[0])} ..." if arguments[-1] is ... else " ".join(map(_type, arguments))
-    return {str: "text", int: "integer", float: "number", bool: "True, False"}[annotation]
-
-
 def _value(value: Any) -> str:
     if value is None or value == ():
         return "none"
@@ -163,7 +153,7 @@ def _value(value: Any) -> str:
 
 
 def _summary(settings: type) -> str:
-    return _markdown((settings.__doc__ or "").partition("\n")[0])
+    return _markdown(summary(settings))
 
 
 def _title(command: str) -> str:

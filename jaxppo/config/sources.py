@@ -11,12 +11,11 @@ import itertools
 import os
 import re
 import sys
-import types
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import tyro
 import yaml
@@ -24,7 +23,7 @@ import yaml
 from jaxppo.config.checks import JsonMapping, has_flag, require
 from jaxppo.config.data import USUAL_PARTS
 from jaxppo.config.gone import GONE, renewed
-from jaxppo.config.help import show_help
+from jaxppo.config.help import TypeWords, show_help, type_text
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import parse_yaml
 from jaxppo.config.redact import REDACTED, redact
@@ -95,6 +94,13 @@ MEANT = {
 
 _ALSO = {"sft_model_path": "model_path"}
 """What a command has in place of a setting that it lacks."""
+
+_ERROR_WORDS = TypeWords(
+    basic={str: "text", int: "an integer", float: "a number", bool: "True or False", dict: "a mapping"},
+    alternatives=" or ",
+    choices=lambda names: f"one of {', '.join(names)}",
+    none="None",
+)
 
 CONFIG_FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
@@ -211,7 +217,7 @@ def _check_alone(name: str, annotation: Any, value: Any, words: list[str]) -> No
     try:
         _with_tyro(_class_of({name: annotation}, {}), words, name)
     except _BadFlag:
-        raise ConfigError(f"{name}: expected {_kind(annotation)}, got {value!r}") from None
+        raise ConfigError(f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}") from None
 
 
 def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
@@ -221,7 +227,7 @@ def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
     try:
         _check_kind(value, annotation)
     except TypeError:
-        raise ConfigError(f"{name}: expected {_kind(annotation)}, got {value!r}") from None
+        raise ConfigError(f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}") from None
     if annotation is bool and isinstance(value, bool):
         return [f"--{name}" if value else f"--no_{name}"]
     if isinstance(value, list | tuple):
@@ -238,16 +244,6 @@ def _hint(name: str, known: Collection[str]) -> str:
     if ours not in known:
         return ", which has no setting here (docs/from_trl.md)"
     return f", did you mean {ours!r}? It is not the same to the letter (docs/from_trl.md)"
-
-
-def _kind(annotation: Any) -> str:
-    """Describe the values of a setting: its choices, or its type."""
-    if get_origin(annotation) is Literal:
-        return f"one of {', '.join(get_args(annotation))}"
-    if get_origin(annotation) in (Union, types.UnionType):
-        kinds = [_kind(kind) for kind in get_args(annotation) if kind is not type(None)]
-        return " or ".join([*kinds, "None"] if type(None) in get_args(annotation) else kinds)
-    return str(getattr(annotation, "__name__", annotation)).replace("typing.", "")
 
 
 def _plain_numbers(pattern: re.Pattern[str]) -> re.Pattern[str]:

@@ -50,7 +50,7 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
     stream: StreamingConfig = field(default_factory=StreamingConfig)
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    prompt_curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -122,7 +122,7 @@ class TrainConfig:
             return
         episodes = self.total_episodes
         require(episodes is not None, "total_episodes", "a number with streaming, which has no length", episodes)
-        curriculum = self.curriculum
+        curriculum = self.prompt_curriculum
         expected = "none with streaming, as rows are drawn from all of them"
         require(curriculum.curriculum == "none", "curriculum", expected, curriculum.curriculum)
         prefixes = curriculum.reference_prefixes
