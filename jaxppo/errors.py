@@ -37,7 +37,7 @@ class MissingColumnError(DataError):
         self.columns = tuple(columns)
 
     def with_fix(self, fix: str) -> DataError:
-        """Return the same error with the columns that are there, and with what to do."""
+        """Return the same error with the columns that the row has, and with what to do."""
         return DataError(f"{self} among {', '.join(map(shown, self.columns))}; {fix}")
 
 
@@ -68,7 +68,9 @@ class PddlError(JaxppoError):
 
     def __init__(self, source: str, line: int, message: str):
         super().__init__(f"{source}:{line}: {message}")
-        self.source, self.line, self.message = source, line, message
+        self.source = source
+        self.line = line
+        self.message = message
 
 
 class ValidatorError(JaxppoError):

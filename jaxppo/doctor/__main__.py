@@ -115,7 +115,8 @@ def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
     """Print every check and the extras; return whether all that is required works."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    current, statuses = None, []
+    current = None
+    statuses = []
     for title, check in examine(groups):
         if title != current:
             print(title if current is None else f"\n{title}")
@@ -123,7 +124,8 @@ def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
         print(_as_text(check, width, coloured), flush=True)
         statuses.append(check.status)
     print(f"\nWhat to install for what\n{_extras_table()}\n")
-    failed, warnings = statuses.count("failed"), statuses.count("warning")
+    failed = statuses.count("failed")
+    warnings = statuses.count("warning")
     works = "does not work" if failed else "works"
     print(f"What is required {works}: {failed} failed, {warnings} with a warning. For a bug report: --json")
     return not failed
@@ -131,8 +133,10 @@ def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
 
 def _as_text(check: Check, width: int, coloured: bool) -> str:
     """Return a check as lines of text: status, name and what was found, then what to do."""
-    found, fix = (textwrap.wrap(_printable(text), max(40, width - _INDENT)) for text in (check.found, check.fix))
-    lines = [*found, *(f"{'   ' if number else '-> '}{line}" for number, line in enumerate(fix))]
+    text_width = max(40, width - _INDENT)
+    lines = textwrap.wrap(_printable(check.found), text_width)
+    for number, line in enumerate(textwrap.wrap(_printable(check.fix), text_width)):
+        lines.append(f"{'   ' if number else '-> '}{line}")
     status = f"{check.status:8}"
     if coloured:
         status = f"\x1b[{_COLOURS[check.status]}m{status}\x1b[0m"
@@ -144,13 +148,14 @@ def _printable(text: str) -> str:
 
 
 def _extras_table() -> str:
-    there = installed_extras()
+    is_installed = installed_extras()
     commands = {extra: f"pip install 'jaxppo[{extra}]'" for extra in EXTRAS}
     width = max(map(len, commands.values()))
-    return "\n".join(
-        f"  {'there' if there.get(extra) else '-':8} {commands[extra]:{width}}  {purpose}"
-        for extra, purpose in EXTRAS.items()
-    )
+    lines = []
+    for extra, purpose in EXTRAS.items():
+        state = "installed" if is_installed.get(extra) else "-"
+        lines.append(f"  {state:9} {commands[extra]:{width}}  {purpose}")
+    return "\n".join(lines)
 
 
 def print_json(groups: dict[str, dict[str, Probe]]) -> bool:

@@ -28,7 +28,8 @@ MIN_FREE_MIB = 2048
 """Less free disk than this gives a warning: a default run takes about half of it."""
 
 _MIB = 1 << 20
-_NVIDIA_DRIVER, _CUDA13_DRIVER = Path("/proc/driver/nvidia/version"), 580
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+_CUDA13_DRIVER = 580
 _VARIABLES = (
     "JAX_PLATFORMS",
     "XLA_FLAGS",
@@ -42,7 +43,8 @@ _VARIABLES = (
     "HF_ENDPOINT",
 )
 # Of the vendor Google on the PCI bus: TPU v3, v4, v5p, v5e, v6e and 7x, as in jax/_src/hardware_utils.py.
-_GOOGLE, _TPUS = "0x1ae0", ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
+_GOOGLE = "0x1ae0"
+_TPUS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +84,18 @@ def packages() -> Iterator[Check]:
         yield Check("jaxppo", "failed", f"{__version__}, not installed", "pip install -e . in the folder of jaxppo")
         return
     yield Check("jaxppo", "ok", f"{__version__} at {Path(jaxppo.__file__).parent}")
-    good = [f"jaxlib {version_of('jaxlib')}"]
-    for needed in requirements("jaxppo"):
-        name, version = needed.name, version_of(needed.name)
-        if fits(needed):
-            good.append(f"{name} {version}")
+    fitting = [f"jaxlib {version_of('jaxlib')}"]
+    for requirement in requirements("jaxppo"):
+        name = requirement.name
+        version = version_of(name)
+        if fits(requirement):
+            fitting.append(f"{name} {version}")
         elif version is None:
-            yield Check(name, "failed", "not installed", f"pip install '{name}{needed.specifier}'")
+            yield Check(name, "failed", "not installed", f"pip install '{name}{requirement.specifier}'")
         else:
-            fix = f"pip install --upgrade '{name}{needed.specifier}'"
-            yield Check(name, "failed", f"{version}, expected {needed.specifier}", fix)
-    yield Check("requirements", "ok", ", ".join(sorted(good)))
+            fix = f"pip install --upgrade '{name}{requirement.specifier}'"
+            yield Check(name, "failed", f"{version}, expected {requirement.specifier}", fix)
+    yield Check("requirements", "ok", ", ".join(sorted(fitting)))
 
 
 def requirements(package: str, extra: str = "") -> list[Any]:
@@ -104,25 +107,31 @@ def requirements(package: str, extra: str = "") -> list[Any]:
     """
     from packaging.requirements import Requirement
 
-    def holds(needed: Requirement, extra: str) -> bool:
-        return needed.marker is None or needed.marker.evaluate({"extra": extra})
+    def applies(requirement: Requirement, extra: str) -> bool:
+        return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
-    everything = map(Requirement, importlib.metadata.requires(package) or ())
-    return [needed for needed in everything if holds(needed, extra) and not (extra and holds(needed, ""))]
+    found = []
+    for text in importlib.metadata.requires(package) or ():
+        requirement = Requirement(text)
+        comes_without_extra = extra != "" and applies(requirement, "")
+        if applies(requirement, extra) and not comes_without_extra:
+            found.append(requirement)
+    return found
 
 
-def fits(needed: Any) -> bool:
+def fits(requirement: Any) -> bool:
     """Return whether a required package is installed in a required version."""
-    version = version_of(needed.name)
-    return version is not None and needed.specifier.contains(version, prereleases=True)
+    version = version_of(requirement.name)
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
 
 
 def has_extra(package: str, extra: str) -> bool:
     """Return whether all packages of an extra are installed, with their extras in turn."""
     added = requirements(package, extra)
-    return bool(added) and all(
-        fits(needed) and all(has_extra(needed.name, part) for part in needed.extras) for needed in added
-    )
+    for requirement in added:
+        if not fits(requirement) or not all(has_extra(requirement.name, name) for name in requirement.extras):
+            return False
+    return bool(added)
 
 
 def version_of(package: str) -> str | None:
@@ -135,8 +144,8 @@ def version_of(package: str) -> str | None:
 
 def environment() -> Iterator[Check]:
     """Show the environment variables that change a run."""
-    given = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
-    yield Check("environment", "note", ", ".join(given) or "none of the variables that matter is set")
+    variables = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    yield Check("environment", "note", ", ".join(variables) or "none of the variables that matter is set")
 
 
 # ----------------------------------------------------------------------------------------------------------- machine
@@ -152,11 +161,12 @@ def disks(output_dir: Path) -> Iterator[Check]:
         "temporary files": (Path(tempfile.gettempdir()), "TMPDIR"),
     }
     for name, (folder, setting) in places.items():
-        there = _existing(folder)
-        free = shutil.disk_usage(there).free
+        existing = _existing(folder)
+        free = shutil.disk_usage(existing).free
         found = f"{_size(free)} free at {folder.absolute()}"
-        if not os.access(there, os.W_OK):
-            yield Check(f"disk, {name}", "failed", f"{found}, not writable", f"chmod u+w {there}, or another {setting}")
+        if not os.access(existing, os.W_OK):
+            fix = f"chmod u+w {existing}, or another {setting}"
+            yield Check(f"disk, {name}", "failed", f"{found}, not writable", fix)
         elif free < MIN_FREE_MIB * _MIB:
             fix = f"free some: checkpoints and models of a run want {MIN_FREE_MIB} MiB and more"
             yield Check(f"disk, {name}", "warning", found, fix)
@@ -177,8 +187,8 @@ def cache_folder() -> Iterator[Check]:
     if not folder.exists():
         yield Check("cache", "ok", f"{folder}, made by the first run")
         return
-    kept = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
-    found = f"{folder}, {_size(kept)}"
+    num_bytes = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    found = f"{folder}, {_size(num_bytes)}"
     shared = [place for place in (folder, folder / "xla") if place.is_dir() and place.stat().st_mode & 0o022]
     if shared and os.name == "posix":
         yield Check("cache", "warning", f"{found}, others can write to it", f"chmod go-w {' '.join(map(str, shared))}")
@@ -199,28 +209,29 @@ def devices() -> Iterator[Check]:
         platform.leave_out_absent()
         found = jax.devices()
     except Exception as error:  # a plugin and a driver that do not fit raise anything
-        asked = os.environ.get("JAX_PLATFORMS")
-        fix = f"unset JAX_PLATFORMS, which is {asked}, or install what it needs"
-        if not asked:
+        platforms = os.environ.get("JAX_PLATFORMS")
+        fix = f"unset JAX_PLATFORMS, which is {platforms}, or install what it needs"
+        if not platforms:
             fix = "pip install --upgrade jax jaxlib; JAX_PLATFORMS=cpu leaves accelerators alone"
         yield Check("devices", "failed", f"JAX does not start: {reason_of(error)}", fix)
         return
     platform_name = found[0].platform
     shown = f"{len(found)} x {found[0].device_kind} ({platform_name}, JAX {jax.__version__})"
-    limits = [stats["bytes_limit"] for device in found if "bytes_limit" in (stats := device.memory_stats() or {})]
-    yield Check("devices", "ok", f"{shown}, {_size(min(limits))} each" if limits else shown)
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in found]
+    known_limits = [limit for limit in limits if limit is not None]
+    yield Check("devices", "ok", f"{shown}, {_size(min(known_limits))} each" if known_limits else shown)
     if platform_name == "cpu":
         yield from _overlooked()
 
 
 def _overlooked() -> Iterator[Check]:
     """Find accelerators of this machine that JAX does not use."""
-    asked = os.environ.get("JAX_PLATFORMS")
-    for name, there, extra in (("NVIDIA GPU", _has_nvidia(), _gpu_extra()), ("TPU", _has_tpu(), "tpu")):
-        if there and asked:
-            found, fix = f"present, not used: JAX_PLATFORMS={asked}", f"unset JAX_PLATFORMS to use the {name}"
-            yield Check(name, "note", found, fix)
-        elif there:
+    platforms = os.environ.get("JAX_PLATFORMS")
+    for name, is_present, extra in (("NVIDIA GPU", _has_nvidia(), _gpu_extra()), ("TPU", _has_tpu(), "tpu")):
+        if is_present and platforms:
+            found = f"present, not used: JAX_PLATFORMS={platforms}"
+            yield Check(name, "note", found, f"unset JAX_PLATFORMS to use the {name}")
+        elif is_present:
             yield Check(name, "warning", "present, but JAX sees only the CPU", f"pip install 'jaxppo[{extra}]'")
 
 
@@ -256,15 +267,16 @@ def planners() -> Iterator[Check]:
     from jaxppo.errors import ConfigError
     from jaxppo.planning.solve.planners import PLANNERS, planner_version
 
-    there, fixes = [], {}
+    installed = []
+    missing_by_fix: dict[str, list[str]] = {}
     for name in PLANNERS:
         try:
-            there.append(planner_version(name))
+            installed.append(planner_version(name))
         except ConfigError:
-            planner = PLANNERS[name]
-            fixes.setdefault(f"pip install 'jaxppo[{planner.extra}]'", []).append(name)
-    yield Check("planners", "ok", ", ".join(there))
-    for fix, names in fixes.items():
+            fix = f"pip install 'jaxppo[{PLANNERS[name].extra}]'"
+            missing_by_fix.setdefault(fix, []).append(name)
+    yield Check("planners", "ok", ", ".join(installed))
+    for fix, names in missing_by_fix.items():
         yield Check("planners", "note", f"not installed: {', '.join(names)}", fix)
 
 

@@ -27,12 +27,13 @@ def _cases(problems: int) -> list[tuple[str, str, list[Any]]]:
     from jaxppo.planning.domains import BLOCKSWORLD
     from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 
-    domain, made = BLOCKSWORLD.pddl, []
+    domain = BLOCKSWORLD.pddl
+    cases = []
     for number in range(problems):
         problem = BLOCKSWORLD.generate_problem(3 + number % 3, random.Random(number), f"doctor-{number}")
         plan = list(solve_blocksworld(parse_problem(problem, parse_domain(domain))))
-        made += [(domain, problem, steps) for steps in (plan, plan[:-1], plan[::-1])]
-    return made
+        cases += [(domain, problem, steps) for steps in (plan, plan[:-1], plan[::-1])]
+    return cases
 
 
 def val() -> Iterator[Check]:
@@ -61,13 +62,14 @@ def validators_agree() -> Iterator[Check]:
     """Compare the in-process validator with VAL on generated plans, or with their known validity."""
     from jaxppo.planning import find_val, run_val_many, validate_actions
 
-    began, plans = time.monotonic(), _cases(6)
+    began_s = time.monotonic()
+    plans = _cases(6)
     valid = [validate_actions(*case).valid for case in plans]
     has_val = find_val() is not None
     expected = [verdict.valid for verdict in run_val_many(plans)] if has_val else [True, False, False] * 6
     same = sum(map(operator.eq, valid, expected))
-    who = "VAL says" if has_val else "they were made"
-    found = f"{same} of {len(plans)} plans judged as {who} ({time.monotonic() - began:.1f} s)"
+    reference = "VAL says" if has_val else "they were made"
+    found = f"{same} of {len(plans)} plans judged as {reference} ({time.monotonic() - began_s:.1f} s)"
     yield _self_test("in-process validator", found, same == len(plans))
 
 
@@ -82,15 +84,16 @@ def ppo_update() -> Iterator[Check]:
     cli.set_up_jax()
     logging.getLogger("absl").setLevel(logging.ERROR)  # orbax would log each of its steps
     with tempfile.TemporaryDirectory(prefix="jaxppo-doctor-") as folder:
-        began = time.monotonic()
+        began_s = time.monotonic()
         state, record = _first_update(Path(folder))
-        loss, valid = float(record["loss/policy_avg"]), record["reward/plan_valid"]
-        took = f"{time.monotonic() - began:.1f} s with compilation"
-        found = f"{record['episode']} plans, {valid:.0%} valid, loss {loss:.3g} ({took})"
-        yield _self_test("PPO update", found, math.isfinite(loss))
-        began = time.monotonic()
-        same = _comes_back(state, Path(folder, "checkpoints"))
-        yield _self_test("checkpoint", f"written, read and compared ({time.monotonic() - began:.1f} s)", same)
+        loss = float(record["loss/policy_avg"])
+        seconds = time.monotonic() - began_s
+        found = f"{record['episode']} plans, {record['reward/plan_valid']:.0%} valid, loss {loss:.3g}"
+        yield _self_test("PPO update", f"{found} ({seconds:.1f} s with compilation)", math.isfinite(loss))
+        began_s = time.monotonic()
+        is_same = _comes_back(state, Path(folder, "checkpoints"))
+        seconds = time.monotonic() - began_s
+        yield _self_test("checkpoint", f"written, read and compared ({seconds:.1f} s)", is_same)
 
 
 def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:

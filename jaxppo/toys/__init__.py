@@ -84,9 +84,11 @@ def _make(name: str, made: Path, folder: Path) -> None:
         ).returncode
     if status != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        said = next((line for line in reversed(lines) if not line.startswith("This is a bug")), "")
-        kept = log.replace(folder.with_name(f".{folder.name}.failed.log"))
-        raise ToyError(f"{name}: expected `python {shown}` to end with status 0, got {status}: {said}; see {kept}")
+        reason = next((line for line in reversed(lines) if not line.startswith("This is a bug")), "")
+        saved_log = log.replace(folder.with_name(f".{folder.name}.failed.log"))
+        raise ToyError(
+            f"{name}: expected `python {shown}` to end with status 0, got {status}: {reason}; see {saved_log}"
+        )
     log.replace(made / LOG_FILE)
 
 
