@@ -14,9 +14,10 @@ import jax.numpy as jnp
 
 from jaxppo import data, hf, models
 from jaxppo.config import SFTConfig
+from jaxppo.config.checks import Validator
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
-from jaxppo.evaluate.evaluator import eval_metrics, make_evaluator
+from jaxppo.evaluate.evaluator import Evaluator, eval_metrics, make_evaluator
 from jaxppo.evaluate.printing import print_results
 from jaxppo.hf import hub
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
@@ -35,15 +36,15 @@ from jaxppo.rl.start import adapter_of, start_adapter
 from jaxppo.rl.supervised import SFT, check_finite
 from jaxppo.run import activity, cli
 from jaxppo.run.console import Console
-from jaxppo.run.folder import begin
+from jaxppo.run.folder import Run, begin
 from jaxppo.run.loop import Steps, TrainingLoop
-from jaxppo.types import Params
+from jaxppo.types import Params, TrainState
 
 Learned = data.SupervisedData | data.FreshData
 
 
 class Start(NamedTuple):
-    """What training starts from."""
+    """The model that training starts from."""
 
     model: ModelConfig
     params: Params
@@ -67,22 +68,20 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
-    more = config.model_kwargs or {}
-    tied = {name: more[name] for name in ("tie_word_embeddings",) if name in more}
+    options = {"num_key_value_heads": config.num_attention_heads, "rotary_pct": 1.0} | (config.model_kwargs or {})
     model = family_of(config.model_type).fresh(
         model_type=config.model_type,
         vocab_size=data.bucket(len(tokenizer)),
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers,
         num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=more.get("num_key_value_heads", config.num_attention_heads),
-        rotary_pct=more.get("rotary_pct", 1.0),
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        **tied,
+        **options,
     )
-    return Start(model, models.init_params(model, ops.purpose_key(config.run.seed, ops.Purpose.INIT)), tokenizer, None)
+    key = ops.purpose_key(config.run.seed, ops.Purpose.INIT)
+    return Start(model, models.init_params(model, key), tokenizer, None)
 
 
 def _adapter(config: SFTConfig, model: ModelConfig, base: Params) -> tuple[LoraConfig | None, Params | None]:
@@ -97,7 +96,7 @@ def _adapter(config: SFTConfig, model: ModelConfig, base: Params) -> tuple[LoraC
 
 
 def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[Any]) -> aot.Plan:
-    """Plan the optimizer step on the longest rows, for devices that are not there."""
+    """Plan the optimizer step on the longest rows, for absent devices."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
     model = models.computing_in(start.model, config.dtype, config.run.attention)
@@ -109,59 +108,181 @@ def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[An
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
-class LearnedRows(NamedTuple):
+class TrainingRows(NamedTuple):
     """The rows to learn from."""
 
     rows: Learned
-    what: str  # they are out of
+    source: str  # what they are out of, for people
     streamed: data.StepRows | None = None  # where they are read as the run goes on
 
 
-def _learned(
+def _training_rows(
     config: SFTConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, console: Console
-) -> LearnedRows:
-    """Return the rows to learn from."""
-    size, seed, longest = config.batch_size, config.run.seed, config.data.longest_prompt
-    assistant_only = config.assistant_only_loss
-    if assistant_only and not template.templated:
+) -> TrainingRows:
+    """Return the rows to learn from: drawn without an end, read as the run goes on, or all read now."""
+    if config.assistant_only_loss and not template.templated:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
-
-    def fresh(rows_of: Callable[[int], Sequence[data.Row]]) -> data.FreshData:
-        def encoded(step: int) -> list[data.EncodedRow]:
-            return data.encode_rows(tokenizer, rows_of(step), longest, template, assistant_only=assistant_only)
-
-        return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length)
-
-    if config.data.stream_domains is not None and config.data.train_split == "train":
+    if _is_endless(config):
         stream = data.stream_of(config.data, "train", config.augmented)
-        return LearnedRows(fresh(StreamAhead(stream, size, config.stream_workers).batch), "an endless stream")
-    split, judges = config.data.train_split, "builtin" if config.reward.judges_plans else None
-    columns = {"prompt": str, "completion": str}
+        batches = StreamAhead(stream, config.batch_size, config.stream_workers).batch
+        return TrainingRows(_encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream")
     limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
     if config.stream.streaming:
-        stream = data.open_stream(config.data, config.stream, seed, judges, columns)
-        select = data.select_supervised(tokenizer, config.data, template, limit, assistant_only=assistant_only)
-        streamed = data.StepRows(stream, size, select, console.warn)
-        rows = data.FreshData(streamed, tokenizer.pad_token_id, model.max_length, data.padded_size)
-        return LearnedRows(rows, f"{stream.name}, as they are read", streamed)
-    rows = data.load_split(config.data, split, judges, columns)
+        return _streamed_rows(config, model, tokenizer, template, limit, console)
+    split = config.data.train_split
+    rows = data.load_split(config.data, split, _validator(config), _COLUMNS)
     data.check_same(config.data.dataset, split, rows)
-    count = len(rows)
-    rows = data.without_overlong(tokenizer, rows, config.data, template)
-    data.tell_left_out(console.print, config.data, {split: count - len(rows)})
+    fitting = data.without_overlong(tokenizer, rows, config.data, template)
+    data.tell_left_out(console.print, config.data, {split: len(rows) - len(fitting)})
     if config.augmented:
         numbered = config.data.numbers_objects
-        renamed = data.renamed_in_every_epoch(rows, size, seed, config.augmented, numbered=numbered)
-        return LearnedRows(fresh(renamed), f"{len(rows)}, each drawn anew in every epoch")
-    if limit is not None:
-        longest = None  # a long prompt is part of a long row
-    fixed = data.SupervisedData(rows, tokenizer, size, seed, longest, template, limit, assistant_only=assistant_only)
-    if fixed.overlong:
-        console.warn(
-            f"{fixed.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
-            f"{fixed.overlong - fixed.left_out} cut, {fixed.left_out} left out"
+        batches = data.renamed_in_every_epoch(
+            fitting, config.batch_size, config.run.seed, config.augmented, numbered=numbered
         )
-    return LearnedRows(fixed, str(len(fixed)))
+        source = f"{len(fitting)}, each drawn anew in every epoch"
+        return TrainingRows(_encoded_when_needed(config, model, tokenizer, template, batches), source)
+    return _fixed_rows(config, fitting, tokenizer, template, limit, console)
+
+
+_COLUMNS: dict[str, type] = {"prompt": str, "completion": str}
+"""Columns that every row has, and what they hold."""
+
+
+def _is_endless(config: SFTConfig) -> bool:
+    return config.data.stream_domains is not None and config.data.train_split == "train"
+
+
+def _validator(config: SFTConfig) -> Validator | None:
+    """Return the validator that must understand the rows; None where no plans are judged."""
+    return "builtin" if config.reward.judges_plans else None
+
+
+def _encoded_when_needed(
+    config: SFTConfig,
+    model: ModelConfig,
+    tokenizer: Any,
+    template: data.ChatTemplate,
+    batches: Callable[[int], Sequence[data.Row]],
+) -> data.FreshData:
+    """Return rows that are made for every step anew, and encoded then."""
+
+    def encoded(step: int) -> list[data.EncodedRow]:
+        return data.encode_rows(
+            tokenizer, batches(step), config.data.longest_prompt, template, assistant_only=config.assistant_only_loss
+        )
+
+    return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length)
+
+
+def _streamed_rows(
+    config: SFTConfig,
+    model: ModelConfig,
+    tokenizer: Any,
+    template: data.ChatTemplate,
+    limit: data.RowLimit | None,
+    console: Console,
+) -> TrainingRows:
+    stream = data.open_stream(config.data, config.stream, config.run.seed, _validator(config), _COLUMNS)
+    select = data.select_supervised(tokenizer, config.data, template, limit, assistant_only=config.assistant_only_loss)
+    streamed = data.StepRows(stream, config.batch_size, select, console.warn)
+    rows = data.FreshData(streamed, tokenizer.pad_token_id, model.max_length, data.padded_size)
+    return TrainingRows(rows, f"{stream.name}, as they are read", streamed)
+
+
+def _fixed_rows(
+    config: SFTConfig,
+    rows: list[data.Row],
+    tokenizer: Any,
+    template: data.ChatTemplate,
+    limit: data.RowLimit | None,
+    console: Console,
+) -> TrainingRows:
+    supervised = data.SupervisedData(
+        rows,
+        tokenizer,
+        config.batch_size,
+        config.run.seed,
+        config.data.longest_prompt if limit is None else None,  # a long prompt is part of a long row
+        template,
+        limit,
+        assistant_only=config.assistant_only_loss,
+    )
+    if supervised.overlong:
+        console.warn(
+            f"{supervised.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
+            f"{supervised.overlong - supervised.left_out} cut, {supervised.left_out} left out"
+        )
+    return TrainingRows(supervised, str(len(supervised)))
+
+
+class Inputs(NamedTuple):
+    """What a run reads before anything is made of it."""
+
+    start: Start
+    model: ModelConfig  # as it computes
+    template: data.ChatTemplate
+    training: TrainingRows
+
+
+def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> Inputs:
+    """Load model and rows, and check the settings that depend on them.
+
+    Args:
+        config: settings.
+        parallel: devices that parameters are read into.
+        console: for the lines that say what was read.
+    """
+    registry.check(config.reward)
+    train_splits = [] if _is_endless(config) else [config.data.train_split]
+    data.make_splits(config.data, [*train_splits, *config.data.eval_splits])
+    start = start_model(config, parallel.placement)
+    if start.loaded is not None:
+        console.print(f"model from {start.loaded.describe()}")
+    model = models.computing_in(start.model, config.dtype, config.run.attention)
+    parallel.check_model(model)
+    template = data.make_chat_template(start.tokenizer, config.data)
+    console.print(f"prompts and completions: {template.describe()}")
+    training = _training_rows(config, model, start.tokenizer, template, console)
+    length_of = "longest prompt and completion of train_split, which max_length limits"
+    models.check_length(model, training.rows.longest, length_of, start.tokenizer.model_max_length)
+    return Inputs(start, model, template, training)
+
+
+def _make_evaluator(config: SFTConfig, inputs: Inputs, parallel: DataParallel, console: Console) -> Evaluator:
+    start = inputs.start
+    load_model = registry.reward_model_loader(
+        inputs.model,
+        start.params,
+        start.tokenizer,
+        parallel.of_process(),
+        inputs.model.ends_beside(inputs.template.end_id),
+        config.data.system_prompt,
+    )
+    rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
+    evaluator = make_evaluator(config, inputs.model, start.tokenizer, parallel, rewards)
+    config.with_best_metric().loop.check_evaluated(evaluator.metric_names)
+    data.tell_left_out(console.print, config.data, evaluator.left_out)
+    return evaluator
+
+
+def _print_plan(run: Run, inputs: Inputs, learner: SFT, evaluator: Evaluator) -> None:
+    """Print what a run will do, and warn of settings that rarely do what was meant."""
+    config = learner.config
+    start = inputs.start
+    parameters = sum(p.size for p in jax.tree.leaves(start.params))
+    adapters = "" if start.adapter is None else f" under adapters of rank {start.adapter.r}"
+    run.console.print(
+        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {inputs.training.source}, "
+        f"{parameters:,} parameters{adapters}, into {run.folder}"
+    )
+    budget = learner.budget(inputs.training.rows, evaluator.memory)
+    print_memory(run.console, budget, learner.parallel.local_devices)
+    pretrained = None if start.loaded is None else parameters
+    use_peft = start.adapter is not None
+    for warning in optimizer.warnings(
+        config.optimizer, config.num_updates, pretrained, supervised=True, use_peft=use_peft
+    ):
+        run.console.warn(warning)
 
 
 def sft(config: SFTConfig) -> Path:
@@ -169,81 +290,67 @@ def sft(config: SFTConfig) -> Path:
     run = begin("sft", config)
     if run.is_finished():
         return run.folder
-    console, folder = run.console, run.folder
-    parallel = run.parallel if config.run.target is None else DataParallel()  # programs of a target are its own
-    trackers = run.trackers
-    registry.check(config.reward)
-    endless = config.data.stream_domains is not None and config.data.train_split == "train"
-    data.make_splits(config.data, [*([] if endless else [config.data.train_split]), *config.data.eval_splits])
-    start = start_model(config, parallel.placement)
-    if start.loaded is not None:
-        console.print(f"model from {start.loaded.describe()}")
-    model, tokenizer = models.computing_in(start.model, config.dtype, config.run.attention), start.tokenizer
-    parallel.check_model(model)
-    template = data.make_chat_template(tokenizer, config.data)
-    console.print(f"prompts and completions: {template.describe()}")
-    supervised, what, streamed = _learned(config, model, tokenizer, template, console)
-    what_is_long = "longest prompt and completion of train_split, which max_length limits"
-    models.check_length(model, supervised.longest, what_is_long, tokenizer.model_max_length)
     if config.run.target is not None:
-        show(console, config, partial(_plan, start, supervised))
-        return folder
-    end_ids = model.ends_beside(template.end_id)
-    load_model = registry.reward_model_loader(
-        model, start.params, tokenizer, parallel.of_process(), end_ids, config.data.system_prompt
-    )
-    context = registry.Context(load_model=load_model)
-    rewards = registry.make_rewards(config.reward, context)
-    evaluator = make_evaluator(config, model, tokenizer, parallel, rewards)
-    loop = config.with_best_metric().loop
-    loop.check_evaluated(evaluator.metric_names)
-    data.tell_left_out(console.print, config.data, evaluator.left_out)
-    parameters = sum(p.size for p in jax.tree.leaves(start.params))
-    console.print(
-        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {what}, {parameters:,} parameters"
-        f"{'' if start.adapter is None else f' under adapters of rank {start.adapter.r}'}, into {folder}"
-    )
-    learner = SFT(config, model, parallel, supervised.length_gaps, start.adapter)
-    print_memory(console, learner.budget(supervised, evaluator.memory), parallel.local_devices)
-    read = None if start.loaded is None else parameters
-    use_peft = config.peft.use_peft
-    for warning in optimizer.warnings(config.optimizer, config.num_updates, read, supervised=True, use_peft=use_peft):
-        console.warn(warning)
+        # The programs of a target are compiled for its devices; here only shapes are read.
+        inputs = read_inputs(config, DataParallel(), run.console)
+        show(run.console, config, partial(_plan, inputs.start, inputs.training.rows))
+        return run.folder
+    assert run.trackers is not None  # trackers that are not installed are met here
+    inputs = read_inputs(config, run.parallel, run.console)
+    evaluator = _make_evaluator(config, inputs, run.parallel, run.console)
+    learner = SFT(config, inputs.model, run.parallel, inputs.training.rows.length_gaps, inputs.start.adapter)
+    _print_plan(run, inputs, learner, evaluator)
     if config.run.dry_run:
-        return folder
-    base = base_of(config.model_path, start.loaded, model, "lm", is_frozen=use_peft)
-    texts = template.describe()
-    meta = run.meta(config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts))
-    params = start.params
-    if registry.shares_policy(config.reward):  # of these weights a step takes over the memory
+        return run.folder
+    params = inputs.start.params
+    if registry.shares_policy(config.reward):
+        # A step takes over the memory of the weights, and a reward computes with them.
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
     with activity.shown("placing the model"):
-        state = parallel.put(learner.init_state(params, start.adapter_params))
+        state = run.parallel.put(learner.init_state(params, inputs.start.adapter_params))
+    with hub.pushed(run), run.claimed(), reported(run.folder, run.console), run.trackers:
+        _carry_out(run, inputs, learner, evaluator, state)
+    return run.folder
+
+
+def _carry_out(run: Run, inputs: Inputs, learner: SFT, evaluator: Evaluator, state: TrainState) -> None:
+    """Train, evaluate, export."""
+    config = learner.config
+    tokenizer = inputs.start.tokenizer
+    streamed = inputs.training.streamed
     steps = Steps(
         total=config.num_updates,
-        step=learner.step(supervised),
+        step=learner.step(inputs.training.rows),
         evaluate=lambda state: eval_metrics(evaluator(learner.policy(state), fixed_rows_only=True)),
-        meta=meta,
+        meta=_meta(run, config, inputs),
         title="SFT",
-        header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {folder}",
+        header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {run.folder}",
         watch=check_finite,
         rows=streamed,
     )
-    with hub.pushed(run), run.claimed(), reported(folder, console), trackers:
-        if processes.is_first():
-            write_tokenizer(folder, tokenizer)
-        state, last = TrainingLoop(run, loop, steps, state).run()
-        if streamed is not None:
-            console.print(streamed.describe())
-        results = evaluator(learner.policy(state))
-        trackers.log(config.num_updates, eval_metrics(results))
-        params, frozen = stacks.unstacked(parallel.to_host((state.params, state.frozen)))
-        if processes.is_first():
-            write_models(folder, last, params, frozen, tokenizer, {"after": results})
-        run.write_evals(results)
-        print_results(console, results)
-        console.print(f"model in {folder / 'policy'}")
-    return folder
+    if processes.is_first():
+        write_tokenizer(run.folder, tokenizer)
+    state, meta = TrainingLoop(run, config.with_best_metric().loop, steps, state).run()
+    if streamed is not None:
+        run.console.print(streamed.describe())
+    results = evaluator(learner.policy(state))
+    run.trackers.log(config.num_updates, eval_metrics(results))
+    params, frozen = stacks.unstacked(learner.parallel.to_host((state.params, state.frozen)))
+    if processes.is_first():
+        write_models(run.folder, meta, params, frozen, tokenizer, {"after": results})
+    run.write_evals(results)
+    print_results(run.console, results)
+    run.console.print(f"model in {run.folder / 'policy'}")
+
+
+def _meta(run: Run, config: SFTConfig, inputs: Inputs) -> dict[str, Any]:
+    """Return what a checkpoint says of the run."""
+    start = inputs.start
+    model = inputs.model
+    base = base_of(config.model_path, start.loaded, model, "lm", is_frozen=start.adapter is not None)
+    end_ids = model.ends_beside(inputs.template.end_id)
+    texts = inputs.template.describe()
+    return run.meta(config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts))
 
 
 if __name__ == "__main__":
