@@ -74,7 +74,8 @@ def preference_loss(
 
     Source: TRL 1.12 RewardTrainer.compute_loss; Bradley and Terry 1952; centering: arXiv:2312.09244.
     """
-    difference, both = chosen - rejected, jnp.stack([chosen, rejected])
+    difference = chosen - rejected
+    rewards = jnp.stack([chosen, rejected])
     loss = ops.weighted_sum(-jax.nn.log_sigmoid(difference - margins), weights)
     if center_rewards_coefficient is not None:
         loss += center_rewards_coefficient * ops.weighted_sum((chosen + rejected) ** 2, weights)
@@ -82,9 +83,9 @@ def preference_loss(
         "loss": loss,
         "accuracy": ops.weighted_sum((difference > 0).astype(jnp.float32), weights),
         "margin": ops.weighted_sum(difference, weights),
-        "min_reward": jnp.min(both),
+        "min_reward": jnp.min(rewards),
         "mean_reward": ops.weighted_sum(0.5 * (chosen + rejected), weights),
-        "max_reward": jnp.max(both),
+        "max_reward": jnp.max(rewards),
     }
 
 
@@ -97,7 +98,7 @@ def pair_scores(params: Params, batch: PairBatch, *, model: ModelConfig) -> tupl
 
 
 class Start(NamedTuple):
-    """What training starts from."""
+    """The model that training starts from."""
 
     model: ModelConfig
     params: Params  # {"trunk", "score"}
@@ -152,8 +153,8 @@ def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Training(TrainedAlone):
-    """The model and what its training consists of."""
+class RewardModelLearner(TrainedAlone):
+    """Training of a reward model of one architecture on all devices."""
 
     config: RewardModelConfig
     model: ModelConfig  # as it computes
@@ -184,16 +185,17 @@ class Training(TrainedAlone):
         """Return how many of the pairs of a step a device learns from at once, for texts of `length` tokens."""
         pairs //= self.parallel.row_shards
         rows = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
-        most = pairs if rows is None else min(pairs, max(1, rows // 2))
-        return pairs // memory.equal_parts(pairs, self.halving.rows(most))
+        at_once = pairs if rows is None else min(pairs, max(1, rows // 2))
+        return pairs // memory.equal_parts(pairs, self.halving.rows(at_once))
 
     def budget(self, pairs: PreferenceData) -> memory.Budget:
         """Estimate the memory of steps on these pairs, and of an evaluation."""
         count, length = pairs.longest_batch().chosen_ids.shape
-        texts, scored = 2 * self.pairs_at_once(count, length), self.config.eval_batch_size // self.parallel.row_shards
+        texts_at_once = 2 * self.pairs_at_once(count, length)
+        scored = self.config.eval_batch_size // self.parallel.row_shards
         scored = max(1, min(scored, memory.rows_at_once([self.model], length) or scored))
         evaluation = {"activations": sizes.scored_bytes(self.model, scored, length)}
-        return self._budget(2 * count, (texts, length, 0), evaluation)
+        return self._budget(2 * count, (texts_at_once, length, 0), evaluation)
 
     def weighted(self, batch: PairBatch) -> tuple[PairBatch, Array]:
         """Return the pairs of a step and each one's share of the mean, in the fastest micro-batches that fit."""
@@ -212,24 +214,31 @@ class Training(TrainedAlone):
             chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=self._trained)
             return preference_loss(chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient)
 
-        optimiser = optimizer.make_optimizer(self.config.optimizer)
-        axes = self.parallel.axes
-        return update.update(state, mini_batches, loss=loss, optimizer=optimiser, rates=rates, axis_name=axes)
+        return update.update(
+            state,
+            mini_batches,
+            loss=loss,
+            optimizer=optimizer.make_optimizer(self.config.optimizer),
+            rates=rates,
+            axis_name=self.parallel.axes,
+        )
 
 
 def _plan(
     start: Start, pairs: Sequence[Pair], num_steps: int, config: RewardModelConfig, devices: list[Any]
 ) -> aot.Plan:
-    """Plan the optimizer step on the longest pairs, for devices that are not there."""
+    """Plan the optimizer step on the longest pairs, for absent devices."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
     parallel.check_model(start.model)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
-    training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
-    state = aot.placed(parallel, jax.eval_shape(training.init_state, start.params))
-    batch = PreferenceData(pairs, config.batch_size, config.run.seed, training.model.max_length).longest_batch()
-    weighted = jax.eval_shape(training.weighted, batch)
-    step = aot.Program(training.make_step(num_steps), (state,), (aot.placed(parallel, weighted, 2),))
+    learner = RewardModelLearner(
+        config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel
+    )
+    state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
+    batch = PreferenceData(pairs, config.batch_size, config.run.seed, learner.model.max_length).longest_batch()
+    weighted = jax.eval_shape(learner.weighted, batch)
+    step = aot.Program(learner.make_step(num_steps), (state,), (aot.placed(parallel, weighted, 2),))
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
@@ -245,7 +254,9 @@ class PairEvaluator:
     def __init__(
         self, scorer: RowScorer, splits: Mapping[str, Sequence[Pair]], center_rewards_coefficient: float | None
     ):
-        self._scorer, self._splits, self._coefficient = scorer, splits, center_rewards_coefficient
+        self._scorer = scorer
+        self._splits = splits
+        self._coefficient = center_rewards_coefficient
 
     def __call__(self, params: Params) -> dict[str, dict[str, Any]]:
         """{split: {"accuracy": rate with its Wilson interval and n, "loss", "margin", "mean_reward", ...}}."""
@@ -254,14 +265,17 @@ class PairEvaluator:
     def _evaluate(self, params: Params, pairs: Sequence[Pair]) -> dict[str, Any]:
         preemption.check()
         count = len(pairs)
-        texts = [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)]
+        texts = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
         with activity.shown(f"evaluation of {len(pairs)} pairs"):
             scores = activity.attended(lambda: self._scorer(params, texts))
-        chosen, rejected = jnp.asarray(scores[:count]), jnp.asarray(scores[count:])
+        chosen = scores[:count]
+        rejected = scores[count:]
         margins = jnp.asarray([pair.margin for pair in pairs])
-        _, stats = preference_loss(chosen, rejected, margins, jnp.full(count, 1 / count), self._coefficient)
-        right = int(np.sum(scores[:count] > scores[count:]))
-        return {name: float(value) for name, value in stats.items()} | {"accuracy": wilson(right, count)}
+        weights = jnp.full(count, 1 / count)
+        _, stats = preference_loss(jnp.asarray(chosen), jnp.asarray(rejected), margins, weights, self._coefficient)
+        result: dict[str, Any] = {name: float(value) for name, value in stats.items()}
+        result["accuracy"] = wilson(int(np.sum(chosen > rejected)), count)
+        return result
 
     def mean_score(self, params: Params, pairs: Sequence[Pair]) -> float:
         """Mean score of the chosen texts of some pairs."""
@@ -285,14 +299,14 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 def summary_line(split: str, result: dict[str, Any]) -> str:
     """Return one line about a split for the terminal."""
-    right = result["accuracy"]
-    return f"{split}: {interval_text(right)} of {right['n']} pairs ordered right, margin {result['margin']:.3f}"
+    accuracy = result["accuracy"]
+    return f"{split}: {interval_text(accuracy)} of {accuracy['n']} pairs ordered right, margin {result['margin']:.3f}"
 
 
 def load_pairs(
     config: RewardModelConfig, template: ChatTemplate, max_length: int, console: Console
 ) -> dict[str, Pairs]:
-    """Load the pairs of the training and evaluation splits; warn of how many were too long.
+    """Load the pairs of the learner and evaluation splits; warn of how many were too long.
 
     Raises:
         DataError: as for `load_rows` and `encode_pairs`.
@@ -326,9 +340,10 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     run = begin("reward_model", config)
     if run.is_finished():
         return run.folder
-    console, folder = run.console, run.folder
+    console = run.console
+    folder = run.folder
     parallel = run.parallel if config.run.target is None else DataParallel()  # programs of a target are its own
-    assert run.trackers is not None  # those that are not installed are met here
+    assert run.trackers is not None  # trackers that are not installed are met here
     start = start_model(config, parallel.placement)
     parallel.check_model(start.model)
     if config.peft.use_peft:
@@ -352,32 +367,38 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     if config.run.target is not None:
         show(console, config, partial(_plan, start, splits[config.train_split].kept, num_steps))
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
-    training = Training(config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel)
+    learner = RewardModelLearner(
+        config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel
+    )
     learned = PreferenceData(
-        splits[config.train_split].kept, config.batch_size, config.run.seed, training.model.max_length
+        splits[config.train_split].kept, config.batch_size, config.run.seed, learner.model.max_length
     )
     if config.run.target is None:
-        print_memory(console, training.budget(learned), parallel.local_devices)
+        print_memory(console, learner.budget(learned), parallel.local_devices)
     if config.run.dry_run:
         return folder
     with hub.pushed(run), run.claimed(), reported(folder, console):
         if processes.is_first():
             write_tokenizer(folder, start.tokenizer)
-        _train(run, training, start, splits, learned, num_steps)
+        _train(run, learner, start, splits, learned, num_steps)
     return folder
 
 
 def _train(
-    run: Run, training: Training, start: Start, splits: dict[str, Pairs], data: PreferenceData, num_steps: int
+    run: Run, learner: RewardModelLearner, start: Start, splits: dict[str, Pairs], data: PreferenceData, num_steps: int
 ) -> None:
     """Evaluate, train, evaluate again, and write everything."""
-    config, parallel, pairs = training.config, training.parallel, splits[training.config.train_split].kept
-    console, folder, trackers = run.console, run.folder, run.trackers
-    scorer = RowScorer(training.model, parallel, config.eval_batch_size, training.model.max_length)
+    config = learner.config
+    parallel = learner.parallel
+    trackers = run.trackers
+    scorer = RowScorer(learner.model, parallel, config.eval_batch_size, learner.model.max_length)
     evaluator = PairEvaluator(
         scorer, {split: splits[split].kept for split in config.eval_splits}, config.center_rewards_coefficient
     )
-    whole = lambda state: training.whole(state.params, state.frozen)  # noqa: E731
+
+    def whole(state: TrainState) -> Params:
+        return learner.whole(state.params, state.frozen)
+
     results: dict[str, Any] = {
         "headline_split": config.eval_splits[0],
         "before": evaluator(parallel.put(start.params)),
@@ -386,43 +407,43 @@ def _train(
     steps = Steps(
         total=num_steps,
         step=supervised_step(
-            training.make_step(num_steps),
+            learner.make_step(num_steps),
             data.batch,
-            training.weighted,
-            lambda batch: training.pairs_at_once(*batch.chosen_ids.shape),
+            learner.weighted,
+            lambda batch: learner.pairs_at_once(*batch.chosen_ids.shape),
             parallel,
-            training.halving,
+            learner.halving,
         ),
         evaluate=lambda state: eval_metrics(evaluator(whole(state))),
-        meta=_meta(run, training, start),
+        meta=_meta(run, learner, start),
         title="reward model",
-        header=f"reward model from {config.model_path or 'a fresh model'} on {config.dataset}, into {folder}",
+        header=f"reward model from {config.model_path or 'a fresh model'} on {config.dataset}, into {run.folder}",
         watch=check_finite,
     )
     with trackers:
         trackers.log(0, eval_metrics(results["before"]))
-        state = parallel.put(training.init_state(start.params))
+        state = parallel.put(learner.init_state(start.params))
         state, last = TrainingLoop(run, config.loop, steps, state).run()
         results["after"] = evaluator(whole(state))
         trackers.log(num_steps, eval_metrics(results["after"]))
     if config.center_on == "chosen":
-        results["reward_bias"] = evaluator.mean_score(whole(state), pairs)
+        results["reward_bias"] = evaluator.mean_score(whole(state), splits[config.train_split].kept)
     params, frozen = stacks.unstacked(parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
-        write_models(folder, last, params, frozen, start.tokenizer, results)
+        write_models(run.folder, last, params, frozen, start.tokenizer, results)
     run.write_evals(results)
     for split, result in results["after"].items():
-        console.result(summary_line(split, result))
-    console.print(f"model in {folder / REWARD_MODEL}")
+        run.console.result(summary_line(split, result))
+    run.console.print(f"model in {run.folder / REWARD_MODEL}")
 
 
-def _meta(run: Run, training: Training, start: Start) -> dict[str, Any]:
+def _meta(run: Run, learner: RewardModelLearner, start: Start) -> dict[str, Any]:
     """Return what a checkpoint says of the run."""
-    config = training.config
-    is_frozen = training.adapter is not None
-    base = base_of(config.model_path, start.loaded, training.model, "score", is_frozen=is_frozen) | {"kind": "reward"}
+    config = learner.config
+    is_frozen = learner.adapter is not None
+    base = base_of(config.model_path, start.loaded, learner.model, "score", is_frozen=is_frozen) | {"kind": "reward"}
     texts = chat_template_of(config, start.tokenizer).describe()
-    return run.meta(config, models_meta(base, None, training.adapter, (), str(config.dataset), texts))
+    return run.meta(config, models_meta(base, None, learner.adapter, (), str(config.dataset), texts))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
-from jaxppo.reward_model import Training, preference_loss, start_model, train_reward_model
+from jaxppo.reward_model import RewardModelLearner, preference_loss, start_model, train_reward_model
 from jaxppo.rl import update
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
@@ -357,7 +357,7 @@ def test_micro_batches_and_devices_change_nothing(small_preferences, monkeypatch
 
     def one_step(num_devices):
         parallel = DataParallel(devices=jax.devices()[:num_devices])
-        training = Training(config, model, LoraConfig(r=2, lora_alpha=4.0) if use_peft else None, parallel)
+        training = RewardModelLearner(config, model, LoraConfig(r=2, lora_alpha=4.0) if use_peft else None, parallel)
         batch = training.weighted(PreferenceData(pairs, 8, 0).batch(0))
         state = parallel.put(training.init_state(jax.tree.map(np.copy, params)))
         after, stats = training.make_step(10)(state, parallel.put(batch, 2))

@@ -21,7 +21,7 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import FSDP, TENSOR
 from jaxppo.profiling import memory, peak, sizes
 from jaxppo.profiling.memory import MIB, Budget
-from jaxppo.reward_model import Training
+from jaxppo.reward_model import RewardModelLearner
 from jaxppo.rl.describe import budget_of
 from jaxppo.rl.learner import PPO
 from jaxppo.rl.start import Start
@@ -242,7 +242,7 @@ def test_steps_on_pairs_too(gib, use_peft, parts):
     """Both texts of a pair are read at once; adapters leave more room."""
     with gpu_of(gib):
         model = models.computing_in(PYTHIA_160M, "bfloat16", "auto")
-        learner = Training(RewardModelConfig(), model, LoraConfig() if use_peft else None, one_device())
+        learner = RewardModelLearner(RewardModelConfig(), model, LoraConfig() if use_peft else None, one_device())
         texts, numbers = np.zeros((32, 565), np.int32), np.zeros(32, np.int32)
         pairs = PairBatch(texts, numbers, texts, numbers, np.zeros(32, np.float32))
         assert jax.eval_shape(learner.weighted, pairs)[0].chosen_ids.shape == (1, parts, 32 // parts, 565)

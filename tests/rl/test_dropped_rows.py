@@ -160,7 +160,9 @@ def test_a_model_that_cannot_end_drops_no_rows():
 )
 def test_every_device_drops_rows_of_its_own(mode, mesh, row_shards, monkeypatch):
     monkeypatch.setattr(models, "apply", APPLY)
-    monkeypatch.setattr(partition, "MAX_GATHERED_SHARE", 0 if mesh == "fsdp=4" else 1)  # there devices drop rows together
+    monkeypatch.setattr(
+        partition, "MAX_GATHERED_SHARE", 0 if mesh == "fsdp=4" else 1
+    )  # there devices drop rows together
     params = jax.device_get(models.init_params(NEOX, jax.random.key(1)))
     rows = prompts_of(64), np.random.default_rng(4).random((64, LENGTH), np.float32)
     together = program(params, *rows, model=NEOX, stop_ids=STOP, drop_ended=False)
