@@ -40,6 +40,7 @@ def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: 
 
     Source: Chan et al. 1979; TRL 0.11 `RunningMoments`.
     """
+    # Sums over all devices, not over this one: every device must end with the same moments.
     batch_count = global_sum(counted.astype(jnp.float32), axis_name)
     batch_mean = masked_mean(scores, counted, axis_name)
     batch_m2 = global_sum(jnp.where(counted, (scores - batch_mean) ** 2, 0.0), axis_name)
@@ -50,6 +51,7 @@ def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: 
         mean=moments.mean + delta * batch_count / count,
         m2=moments.m2 + batch_m2 + delta**2 * moments.seen * batch_count / count,
     )
+    # One infinite score would otherwise spoil the scale of every later update.
     finite = jnp.isfinite(added.mean) & jnp.isfinite(added.m2)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), added, moments)
 
@@ -142,6 +144,7 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | f
     """
     rewards = jnp.where(mask, rewards, 0.0)
     values = jnp.where(mask, values, 0.0)
+    # The state after the last token is worth 0: a completion that was cut is treated as one that has ended, as in TRL.
     next_values = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
     deltas = rewards + gamma * next_values - values
 
@@ -149,6 +152,7 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | f
         advantage = delta + gamma * lam * advantage
         return advantage, advantage
 
+    # From the last token to the first, all rows at once: the scan goes over columns, so rows are its second axis.
     _, advantages = jax.lax.scan(backwards, jnp.zeros_like(deltas[:, 0]), deltas.T, reverse=True)
     return advantages.T, jnp.where(mask, advantages.T + values, 0.0)
 
@@ -179,8 +183,10 @@ def whitened_gae(
     Source: TRL `PPOTrainer` (whitening of advantages always on; rewards keep their mean).
     """
     if whiten_rewards:
+        # The mean stays: to shift the reward of every token would be to pay for length.
         rewards = masked_whiten(rewards, value_mask, shift_mean=False, axis_name=axis_name)
     advantages, returns = gae(rewards, values, value_mask, gamma, lam)
+    # Logged before whitening, after which it is 0 whatever happens.
     mean = masked_mean(advantages, mask, axis_name)
     return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards, mean)
 

@@ -107,6 +107,7 @@ class OnPolicy:
         with activity.shown("sampling"):
             batch.rollout, batch.sequences = activity.attended(sample_and_pack)
         batch.sampled_s = time.monotonic()
+        # Dispatched and not awaited: the host decodes and judges completions meanwhile.
         batch.outputs = self.learner.score(state, self.reference, batch.sequences, batch.rollout)
         batch.outputs_s = self.finish_time(batch.outputs)
         return batch
@@ -139,6 +140,7 @@ class OneStepAhead:
         self._curriculum = curriculum
         self._num_updates = num_updates
         self._beside_rewards = beside_rewards
+        # Batch k + 1 is sampled by the policy before update k: one step off-policy, whichever of the two ends first.
         # One thread for the whole run: to start one while the devices of a CPU are busy takes 10 ms.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling")
 

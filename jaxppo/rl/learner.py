@@ -297,6 +297,7 @@ class Learner:
         sampling = self.config.sampling
         num_rows = prompts.prompt_ids.shape[0] * self.config.rl.group_size
         key = ops.purpose_key(seed, ops.Purpose.ROLLOUT, step)
+        # Drawn for the whole batch, so that a row has the same numbers on any device and in any part.
         uniforms = self._uniforms(key, num_rows, sampling.response_length)
         lengths = jnp.full((num_rows,), sampling.response_length, jnp.int32)
         if sampling.output_min_length is not None:
@@ -347,6 +348,7 @@ class Learner:
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
         """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
+        # The host waits for the sampler here: the length of the longest row is a shape of the programs that follow.
         completion_lengths = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
         num_rows = len(completion_lengths)
         num_prompts = len(prompts.prompt_ids)
@@ -430,6 +432,7 @@ class Learner:
         A score of None or NaN says that a completion has none; it is left out of what is learned.
         """
         values = np.asarray(scores, np.float32)  # None becomes NaN
+        # An infinite score would make every advantage of its group NaN, and be found only in the gradient.
         if values.shape != (self.config.batch_size,):
             raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
         if np.isinf(values).any():
@@ -473,6 +476,7 @@ class Learner:
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         mini_batches: Any = jax.tree.map(lambda x: x[rows], batch)
+        # Weights know the whole mini-batch, so that sums over micro-batches and devices are its means.
         weights = losses.loss_weights(
             mini_batches, rl.ratio_level, rl.mean_of_losses, self.config.sampling.response_length
         )

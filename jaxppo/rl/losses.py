@@ -69,6 +69,7 @@ def adapted_kl_coef(kl_coef: Array, kl: Array, target: float, horizon: float, nu
 
     Source: Ziegler et al. 2019, section 2.2.
     """
+    # Clipped, so that one odd batch moves the coefficient by a fifth of num_rows / horizon at most.
     error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
     return jnp.where(jnp.isfinite(kl), kl_coef * (1.0 + error * num_rows / horizon), kl_coef)
 
@@ -92,6 +93,7 @@ def log_ratio_at(level: str, log_ratio: Array, mask: Array) -> Array:
         return log_ratio
     if level == "completion":
         return jnp.sum(log_ratio, axis=1)
+    # GSPO: the gradient of the mean reaches every token of the completion, in equal shares.
     mean = jnp.sum(log_ratio * ops.mean_weights(mask, 1), axis=1, keepdims=True)
     return jnp.broadcast_to(mean, mask.shape)
 
@@ -150,6 +152,7 @@ def capped_policy_loss(
     Source: MiniMax 2025 (M1), eq. 4; TRL `loss_type="cispo"`.
     """
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
+    # The gradient goes through log pi alone, also above the cap, so that no token is left out as by a clip.
     capped = jax.lax.stop_gradient(jnp.minimum(ratio, max_ratio))
     is_capped = (ratio > max_ratio) & (advantages > 0)
     return PolicyLoss(
@@ -184,12 +187,15 @@ def loss_weights(trajectories: Trajectories, level: str, loss_type: str, respons
         return Weights(tokens, completions, completions, values, positive)
     num_rows = mask.shape[-2]
     if loss_type == "grpo":
+        # A short completion's tokens weigh more than a long one's.
         policy = ops.mean_weights(mask, -1) / num_rows
     elif loss_type == "bnpo":
         policy = tokens
     elif loss_type == "dr_grpo":
+        # A constant divisor: the length of a completion has no influence on the weight of its tokens.
         policy = mask / jnp.float32(num_rows * response_length)
     else:
+        # By the tokens of all mini-batches of the update together, so that one with few tokens does not weigh more.
         policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
     if level == "token":
         ratios = tokens
@@ -212,6 +218,7 @@ def value_loss(values: Array, old_values: Array, returns: Array, weights: Array,
 
     Source: OpenAI baselines `ppo2`; TRL `PPOTrainer`.
     """
+    # The larger of both errors, as in the policy's loss: to move away from the old value never pays beyond the range.
     clipped_values = jnp.clip(values, old_values - cliprange_value, old_values + cliprange_value)
     unclipped = (values - returns) ** 2
     clipped = (clipped_values - returns) ** 2

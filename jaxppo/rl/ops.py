@@ -27,6 +27,7 @@ def masked_mean(x: Array, mask: Array, axis_name: Axes = None) -> Array:
         mask: [...] bool.
         axis_name: mapped device axis.
     """
+    # `where`, not a product: what lies outside the mask may be NaN.
     count = global_sum(mask.astype(x.dtype), axis_name)
     return global_sum(jnp.where(mask, x, 0), axis_name) / jnp.maximum(count, 1)
 
@@ -49,6 +50,7 @@ def std(x: Array, axis_name: Axes = None) -> Array:
 
 def masked_quantile(x: Array, mask: Array, q: float, axis_name: Axes = None) -> Array:
     """Compute the q-quantile of x over the True positions of mask on all devices, linear in between; [] or NaN."""
+    # A quantile is no sum over devices, so each of them gathers all numbers.
     real = jnp.where(mask, x, jnp.nan)
     return jnp.nanquantile(real if axis_name is None else jax.lax.all_gather(real, axis_name), q)
 
@@ -113,6 +115,7 @@ def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: i
     """
     both = jnp.concatenate([prompt_ids, completion_ids], axis=1)
     shift = prompt_ids.shape[1] - prompt_lengths(prompt_mask)
+    # Column t of the result is column t + shift of prompt and completion side by side: the left padding drops out.
     columns = jnp.arange(length)[None, :] + shift[:, None]
     packed = jnp.take_along_axis(both, jnp.minimum(columns, both.shape[1] - 1), axis=1)
     return jnp.where(columns < both.shape[1], packed, 0)
@@ -158,5 +161,6 @@ def row_uniforms(key: Array, num_rows: int, length: int) -> Array:
     Returns:
         [num_rows, length] fp32.
     """
+    # A key for each row by its number in the whole batch: one draw of [num_rows, length] would depend on num_rows.
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows))
     return jax.vmap(lambda row_key: jax.random.uniform(row_key, (length,)))(keys)

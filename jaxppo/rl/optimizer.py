@@ -196,6 +196,7 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
 
     def clip(updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
         del params
+        # The norm comes from outside: over the shards of one device it would be that of a part.
         norm = options["norm"]
         clipped = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates)
         return clipped, state
@@ -233,6 +234,7 @@ def apply_gradients(
     """
     if norm is None:
         norm = optax.tree.norm(grads)
+    # The rate is applied here and not by optax, as policy and value model have rates of their own on one norm.
     directions: Any
     optimizer = optax.with_extra_args_support(optimizer)
     directions, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm, is_taken=is_taken)

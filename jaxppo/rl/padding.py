@@ -30,6 +30,7 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
         full: T, columns of the batch.
         length_gaps: from `data.length_gaps`.
     """
+    # A quartile of the prompts gives a length that a quarter of the parts will fit, whatever the completions do.
     shorter = {bucket(max(full - gap, 1), SEQUENCE_BUCKET) for gap in length_gaps}
     return [*sorted(length for length in shorter if length <= WORTH_CUTTING * full), full]
 
@@ -96,6 +97,7 @@ def in_cut_parts(
         rows_at_once: see `by_rows`.
         length_gaps: see `cut_to_longest`.
     """
+    # Rows of similar length share a part, so that each part can be cut; afterwards they go back to their places.
     order = jnp.argsort(ops.real_lengths(sequences))
 
     def cut(part: Sequences) -> R:

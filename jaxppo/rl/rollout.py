@@ -119,6 +119,7 @@ def generate(
 
     def step(state: _DecodingState, rows: _RowInputs) -> _DecodingState:
         """Feed the last sampled token, sample the next."""
+        # Token t - 1 has no keys and values in the cache yet: they are written in this step.
         last = state.t - 1
         ids = jax.lax.dynamic_slice_in_dim(state.rollout.completion_ids, last, 1, axis=1)
         out = models.apply(
@@ -252,6 +253,7 @@ def _prefill(
 
     def read(ids: Array, mask: Array) -> tuple[Array, models.Cache]:
         cache = models.init_cache(model, *mask.shape)
+        # Left padding: the last token of every prompt is in the last column, and only its logits are needed.
         last = jnp.full((ids.shape[0], 1), length - 1)
         out = models.apply(model, params, ids, attention_mask=mask, cache=cache, read=last)
         assert out.logits is not None

@@ -35,6 +35,7 @@ def sample_tokens(
     Returns:
         Token ids, and their log-probabilities under the very distribution they were drawn from.
     """
+    # The kept log-probability is that of the very distribution that was drawn from: the first ratio of PPO is then 1.
     if temperature > 0:
         log_p = jax.nn.log_softmax(truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1)
         ids = _invert_cumulative(log_p, uniforms)
@@ -110,12 +111,14 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
     padded = jnp.pad(log_p, ((0, 0), (0, -vocab_size % width)), constant_values=-jnp.inf)
     blocks = padded.reshape(num_rows, -1, width)
     ends = jnp.cumsum(jnp.sum(units(blocks), axis=-1), axis=-1)
+    # A uniform near 1 times the total may round up to the total itself, which no token reaches.
     target = jnp.minimum((uniforms * ends[:, -1]).astype(jnp.int32), ends[:, -1] - 1)[:, None]
     block = jnp.sum(ends <= target, axis=-1, keepdims=True, dtype=jnp.int32)
     block_log_p = jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
     inside = units(block_log_p)
     begin = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0)
     passed = jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
+    # Within the block a compiler may have rounded units otherwise: never past its last token with a probability.
     most_likely = jnp.argmax(block_log_p, axis=-1, keepdims=True).astype(jnp.int32)
     last = jnp.max(jnp.where(inside > 0, jnp.arange(width, dtype=jnp.int32), most_likely), axis=-1)
     return block[:, 0] * width + jnp.minimum(passed, last)

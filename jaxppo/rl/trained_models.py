@@ -93,6 +93,7 @@ class TrainedModels:
         policy = models.for_training(self.trained[0], policy, adapters.get("policy"))
         if self.adapter is not None:
             policy = self._parallel.put(policy)  # once, so that the value model can share it
+        # Models as a whole first, whichever part of them is trained: adapters are split off below.
         whole = {"policy": policy}
         if self.has_value_model:
             if value is not None:
@@ -149,7 +150,8 @@ class TrainedModels:
             return None
         if state.frozen is None:
             return self._parallel.put(models.cast(self.policy, models.for_training(self.trained[0], policy)))
-        if self._config.peft.lora_path is None:  # a fresh adapter changes nothing
+        if self._config.peft.lora_path is None:
+            # A fresh adapter changes nothing (its B is 0), so the frozen weights are the policy at the start.
             return state.frozen["policy"]
         adapter = jax.tree.map(jnp.copy, state.params["policy"])
         return self.attached(state.frozen, {"policy": adapter})["policy"]

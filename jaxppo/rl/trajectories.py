@@ -48,9 +48,12 @@ def make_trajectories(
     rl = config.rl
     mask = sequences.completion_mask
     has_score = ~jnp.isnan(scores)
+    # Before scaling and clipping: what counts as solved is the reward function's word.
     positive = has_score & (scores >= POSITIVE_SCORE)
+    # NaN times 0 is NaN, so missing scores must be gone before any weighted sum.
     scores = jnp.where(has_score, scores, 0.0)
     any_score = ops.global_sum(has_score.astype(jnp.int32), axis_name) > 0
+    # `update` resets the count after a good step; an update without any score takes none.
     bad_updates = controls.bad_updates + ~any_score
     moments = advantages.add_scores(controls.moments, scores, has_score, axis_name)
     scores = _final_scores(scores, moments, rollout.ended, rl)
@@ -77,6 +80,7 @@ def make_trajectories(
         log_ratio = jnp.where(mask, outputs.logprobs - rollout.logprobs, 0.0)
         stats |= _mismatch_stats(log_ratio, mask, axis_name)
     if outputs.entropy is not None:
+        # After the estimates: baselines are those of all tokens, only what is learned from is chosen.
         trajectories = _of_high_entropy(trajectories, outputs.entropy, rl.top_entropy_quantile, axis_name)
     if rl.positive_nll:
         trajectories = trajectories._replace(positive=positive)
@@ -101,6 +105,7 @@ def _of_high_entropy(trajectories: Trajectories, entropy: Array, share: float, a
 
 def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array, rl: RLConfig) -> Array:
     """Scale, clip, then penalise, so that neither scale nor clip range changes the penalty."""
+    # By moments that include this batch, as TRL 0.11 does.
     if rl.use_score_scaling:
         scores = advantages.scale_scores(scores, moments, subtract_mean=rl.use_score_norm)
     if rl.reward_clip_range is not None:

@@ -43,6 +43,7 @@ def mini_batch_rows(key: Array, batch_size: int, num_epochs: int, num_mini_batch
     Returns:
         [S, B / num_mini_batches] int32 with S = num_epochs * num_mini_batches.
     """
+    # Global row numbers, so that mini-batches have the same rows on any number of devices.
     epoch_keys = jax.random.split(key, num_epochs)
     rows = jax.vmap(lambda epoch_key: jax.random.permutation(epoch_key, batch_size))(epoch_keys)
     return rows.reshape(num_epochs * num_mini_batches, batch_size // num_mini_batches)
@@ -76,6 +77,7 @@ def policy_gradient_loss(
     # Not added with a coefficient of 0: the entropy of 50k logits is not free to differentiate.
     if rl.entropy_coef:
         loss -= rl.entropy_coef * mean_entropy
+    # Approximate KL by half the squared log-ratio (never below 0), and the signed mean that early stopping watches.
     stats = {
         "loss/policy_avg": policy.loss,
         "policy/approxkl_avg": 0.5 * ops.weighted_sum(log_ratio**2, weights.tokens),
@@ -86,6 +88,7 @@ def policy_gradient_loss(
     }
     if batch.ref_logprobs is not None:
         kl = losses.kl_estimate(logprobs, batch.ref_logprobs, "k3")
+        # Completions come from the old policy: weighted by the ratio the estimate, and its gradient, is the new one's.
         if rl.use_bias_correction_kl:
             kl *= jnp.exp(level_log_ratio)
         kl_loss = ops.weighted_sum(kl, weights.policy)
@@ -169,11 +172,13 @@ def gradients(
         return padding.cut_to_longest(add, (total, micro_batch), length_gaps)
 
     first = jax.tree.map(lambda x: x[0], micro_batches)
+    # A loop of one round would hold a sum of zeros beside the gradient.
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
         total = sums_of(first)
     else:
         total, extremes_of_parts = jax.lax.scan(add_cut, _zeros(sums_of, first), micro_batches)
         total = total._replace(stats=total.stats | _extremes(extremes_of_parts, partial(jnp.max, axis=0)))
+    # Least and largest are no sums: taken before the sum over devices, and put back after it.
     extremes = _extremes(total.stats, partial(ops.global_max, axis_name=axis_name))
     total = partition.total(total, axis_name)
     return total._replace(stats=total.stats | extremes)
