@@ -19,20 +19,21 @@ from jaxppo.planning.domains.visitall import VISITALL
 
 __all__ = ["BLOCKSWORLD", "DOMAINS", "Phrases", "PlanningDomain"]
 
-_ALL = (
-    BLOCKSWORLD,
-    CHILDSNACK,
-    DEPOTS,
-    DRIVERLOG,
-    FERRY,
-    GRIPPER,
-    HANOI,
-    LOGISTICS,
-    MICONIC,
-    SATELLITE,
-    STORAGE,
-    VISITALL,
-)
-
-DOMAINS: dict[str, PlanningDomain] = {domain.name: domain for domain in _ALL}
+DOMAINS: dict[str, PlanningDomain] = {
+    domain.name: domain
+    for domain in (
+        BLOCKSWORLD,
+        CHILDSNACK,
+        DEPOTS,
+        DRIVERLOG,
+        FERRY,
+        GRIPPER,
+        HANOI,
+        LOGISTICS,
+        MICONIC,
+        SATELLITE,
+        STORAGE,
+        VISITALL,
+    )
+}
 """Name to domain."""

@@ -19,11 +19,15 @@ POOLS = {"block": tuple("abcdefghijklmnop")}
 def draw_problem(n_blocks: int, rng: random.Random, name: str) -> str:
     """Write a random problem: start, goal (a complete state other than the start), names and atom order vary."""
     blocks = rng.sample(POOLS["block"], n_blocks)
-    start, goal = random_towers(blocks, rng), random_towers(blocks, rng)
+    start = random_towers(blocks, rng)
+    goal = random_towers(blocks, rng)
+    # Sorted, since the order of the towers means nothing.
     while sorted(goal) == sorted(start):
-        start, goal = random_towers(blocks, rng), random_towers(blocks, rng)
-    init = [*_places(start), *(f"(clear {tower[-1]})" for tower in start), "(handempty)"]
-    return problem_text(name, "blocksworld", " ".join(blocks), shuffled(init, rng), shuffled(_places(goal), rng))
+        start = random_towers(blocks, rng)
+        goal = random_towers(blocks, rng)
+    clear = [f"(clear {tower[-1]})" for tower in start]
+    init = [*_place_atoms(start), *clear, "(handempty)"]
+    return problem_text(name, "blocksworld", " ".join(blocks), shuffled(init, rng), shuffled(_place_atoms(goal), rng))
 
 
 def random_towers(blocks: Iterable[str], rng: random.Random) -> list[list[str]]:
@@ -32,16 +36,20 @@ def random_towers(blocks: Iterable[str], rng: random.Random) -> list[list[str]]:
     A loose tower is put on the table, or on another tower (loose or standing), with probabilities proportional to the
     number of states that each choice still allows.
     """
-    loose, standing = [[block] for block in blocks], []
+    loose = [[block] for block in blocks]
+    standing: list[list[str]] = []
     while loose:
         tower = loose.pop()
-        choice = rng.randrange(count_states(len(loose) + 1, len(standing)))
-        on_table = count_states(len(loose), len(standing) + 1)
-        if choice < on_table:
+        # One number decides: each state that is still possible owns one value, first those with this tower on the
+        # table, then as many for every tower that it may be put on.
+        state = rng.randrange(count_states(len(loose) + 1, len(standing)))
+        n_on_table = count_states(len(loose), len(standing) + 1)
+        if state < n_on_table:
             standing.append(tower)
         else:
-            others = loose + standing
-            others[(choice - on_table) // count_states(len(loose), len(standing))].extend(tower)
+            n_on_each_tower = count_states(len(loose), len(standing))
+            towers = loose + standing
+            towers[(state - n_on_table) // n_on_each_tower].extend(tower)
     return standing
 
 
@@ -55,11 +63,12 @@ def count_states(n_loose: int, n_standing: int) -> int:
     """
     if n_loose == 0:
         return 1
-    rest = n_loose - 1
-    return count_states(rest, n_standing + 1) + (rest + n_standing) * count_states(rest, n_standing)
+    on_table = count_states(n_loose - 1, n_standing + 1)
+    on_each_tower = count_states(n_loose - 1, n_standing)
+    return on_table + (n_loose - 1 + n_standing) * on_each_tower
 
 
-def _places(towers: Iterable[list[str]]) -> list[str]:
+def _place_atoms(towers: Iterable[list[str]]) -> list[str]:
     """Write one `on` or `ontable` atom per block."""
     atoms = []
     for tower in towers:

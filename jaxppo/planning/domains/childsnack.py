@@ -24,21 +24,21 @@ def draw_problem(n_children: int, rng: random.Random, name: str) -> str:
     sandwiches are made first, and a tray can move between all places.
     """
     children = rng.sample(POOLS["child"], n_children)
-    allowed = range(n_children + 1)
-    allergic = children[: draw_count(allowed, (n_children + 1) // 2, rng)]
+    allergic = children[: draw_count(range(n_children + 1), (n_children + 1) // 2, rng)]
     tables = rng.sample(POOLS["place"], draw_count(range(1, 5), 1 + n_children // 2, rng))
     trays = rng.sample(POOLS["tray"], draw_count(range(1, 4), 2, rng))
-    bread, filling, sandwiches = (
-        rng.sample(POOLS[kind], n_children + rng.randint(0, 2)) for kind in ("bread", "filling", "sandwich")
-    )
-    init = [
-        *(f"({'allergic' if child in allergic else 'not_allergic'} {child})" for child in children),
-        *(f"(waiting {child} {rng.choice(tables)})" for child in children),
-        *_portions("bread", bread, len(allergic), rng),
-        *_portions("filling", filling, len(allergic), rng),
-        *(f"(not_made {sandwich})" for sandwich in sandwiches),
-        *(f"(at {tray} {rng.choice(['kitchen', 'kitchen', *tables])})" for tray in trays),
-    ]
+    # One for every child, and up to two to spare.
+    bread = rng.sample(POOLS["bread"], n_children + rng.randint(0, 2))
+    filling = rng.sample(POOLS["filling"], n_children + rng.randint(0, 2))
+    sandwiches = rng.sample(POOLS["sandwich"], n_children + rng.randint(0, 2))
+    # Plain STRIPS has no negative conditions, so `not_allergic` is a fact of its own.
+    init = [f"({'allergic' if child in allergic else 'not_allergic'} {child})" for child in children]
+    init += [f"(waiting {child} {rng.choice(tables)})" for child in children]
+    init += _draw_portions("bread", bread, len(allergic), rng)
+    init += _draw_portions("filling", filling, len(allergic), rng)
+    init += [f"(not_made {sandwich})" for sandwich in sandwiches]
+    # A tray is in the kitchen twice as often as at any one table.
+    init += [f"(at {tray} {rng.choice(['kitchen', 'kitchen', *tables])})" for tray in trays]
     goal = draw_goal([f"(served {child})" for child in children], init, rng)
     objects = {
         "child": children,
@@ -51,13 +51,12 @@ def draw_problem(n_children: int, rng: random.Random, name: str) -> str:
     return write_problem(name, "childsnack", objects, init, goal, rng)
 
 
-def _portions(kind: str, portions: list[str], n_needed: int, rng: random.Random) -> list[str]:
+def _draw_portions(kind: str, portions: list[str], n_needed: int, rng: random.Random) -> list[str]:
     """Write the portions in the kitchen, at least `n_needed` of which are without gluten."""
-    gluten_free = portions[: rng.randint(n_needed, min(n_needed + 2, len(portions)))]
-    return [
-        *(f"({kind}_in_kitchen {portion})" for portion in portions),
-        *(f"(gluten_free_{kind} {portion})" for portion in gluten_free),
-    ]
+    n_gluten_free = rng.randint(n_needed, min(n_needed + 2, len(portions)))
+    # The first ones are without gluten; the names were drawn in random order.
+    atoms = [f"({kind}_in_kitchen {portion})" for portion in portions]
+    return atoms + [f"(gluten_free_{kind} {portion})" for portion in portions[:n_gluten_free]]
 
 
 CHILDSNACK = PlanningDomain(

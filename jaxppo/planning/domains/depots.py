@@ -2,10 +2,9 @@
 
 import random
 from collections.abc import Iterable
-from itertools import pairwise
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
-from jaxppo.planning.domains.problems import draw_count, draw_goal, numbered, shuffled, write_problem
+from jaxppo.planning.domains.problems import draw_count, draw_goal, numbered, on_atoms, shuffled, write_problem
 
 POOLS = {
     "depot": numbered("depot", 4),
@@ -25,53 +24,52 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     and is open to all trucks, which carry any number of crates, so all piles can be loaded from the top and the goal's
     piles built from the bottom.
     """
-    places = _draw_places(draw_count(range(2, 5), 2 + n_crates // 2, rng), rng)
+    n_places = draw_count(range(2, 5), 2 + n_crates // 2, rng)
+    n_depots = rng.randint(1, n_places - 1)
+    depots = rng.sample(POOLS["depot"], n_depots)
+    distributors = rng.sample(POOLS["distributor"], n_places - n_depots)
+    places = depots + distributors
     trucks = rng.sample(POOLS["truck"], draw_count(range(1, 4), 2, rng))
-    hoists = _spread("hoist", places, 2, rng)
-    pallets = _spread("pallet", places, 3, rng)
+    hoists = _draw_places("hoist", places, 2, rng)
+    pallets = _draw_places("pallet", places, 3, rng)
     crates = rng.sample(POOLS["crate"], n_crates)
-    piles = goal_piles = _draw_piles(crates, pallets, rng)
+    piles = _draw_piles(crates, pallets, rng)
+    goal_piles = piles
+    # Drawn again until the piles differ, in whatever order they are listed; the goal would hold at the start otherwise.
     while sorted(goal_piles) == sorted(piles):
         goal_piles = _draw_piles(crates, pallets, rng)
-    init = [
-        *(f"(at {truck} {rng.choice(places)})" for truck in trucks),
-        *(f"{fact}" for hoist, place in hoists.items() for fact in (f"(at {hoist} {place})", f"(available {hoist})")),
-        *(f"(at {surface} {pallets[pile[0]]})" for pile in piles for surface in pile),
-        *(f"(clear {pile[-1]})" for pile in piles),
-        *_on(piles),
-    ]
+    init = [f"(at {truck} {rng.choice(places)})" for truck in trucks]
+    # Hoists stay where they are and begin with nothing in them.
+    for hoist, place in hoists.items():
+        init += [f"(at {hoist} {place})", f"(available {hoist})"]
+    for pile in piles:
+        # Crates are at the place of the pallet below them.
+        init += [f"(at {surface} {pallets[pile[0]]})" for surface in pile]
+    init += [f"(clear {pile[-1]})" for pile in piles]
+    init += on_atoms(piles)
     objects = {
-        "depot": [place for place in places if place in POOLS["depot"]],
-        "distributor": [place for place in places if place in POOLS["distributor"]],
+        "depot": depots,
+        "distributor": distributors,
         "truck": trucks,
         "hoist": list(hoists),
         "pallet": list(pallets),
         "crate": crates,
     }
-    return write_problem(name, "depots", objects, init, draw_goal(_on(goal_piles), init, rng), rng)
+    return write_problem(name, "depots", objects, init, draw_goal(on_atoms(goal_piles), init, rng), rng)
 
 
-def _draw_places(n_places: int, rng: random.Random) -> list[str]:
-    n_depots = rng.randint(1, n_places - 1)
-    return [*rng.sample(POOLS["depot"], n_depots), *rng.sample(POOLS["distributor"], n_places - n_depots)]
-
-
-def _spread(kind: str, places: list[str], most_spare: int, rng: random.Random) -> dict[str, str]:
-    """Place objects of a kind: one for every place, and some spare ones."""
-    where = [*places, *rng.choices(places, k=rng.randint(0, most_spare))]
-    return dict(zip(rng.sample(POOLS[kind], len(where)), where, strict=True))
+def _draw_places(kind: str, places: list[str], max_spare: int, rng: random.Random) -> dict[str, str]:
+    """Draw objects of a kind and their places: one for every place, and some spare ones."""
+    assigned = [*places, *rng.choices(places, k=rng.randint(0, max_spare))]
+    return dict(zip(rng.sample(POOLS[kind], len(assigned)), assigned, strict=True))
 
 
 def _draw_piles(crates: list[str], pallets: Iterable[str], rng: random.Random) -> list[list[str]]:
-    """Draw each pallet with its crates, from below."""
+    """Draw each pallet with its crates, from the bottom."""
     piles = [[pallet] for pallet in pallets]
     for crate in shuffled(crates, rng):
         rng.choice(piles).append(crate)
     return piles
-
-
-def _on(piles: Iterable[list[str]]) -> list[str]:
-    return [f"(on {upper} {lower})" for pile in piles for lower, upper in pairwise(pile)]
 
 
 DEPOTS = PlanningDomain(

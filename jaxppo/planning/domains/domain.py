@@ -17,10 +17,10 @@ class Phrases:
 
     Attributes:
         about: what the domain is about, in full sentences.
-        kinds: type to what stands behind `x is` and behind `x and y are`: ("a truck", "trucks").
+        kinds: type to what follows `x is` and `x and y are`: ("a truck", "trucks").
         predicates: name to a clause.
-        actions: name to what stands behind `you can`; a word at least, each argument once, and no two phrases that
-            could be the same words.
+        actions: name to what follows `you can`: at least one word, each argument once. No two of them may read alike,
+            since completions in English are parsed by them.
     """
 
     about: str
@@ -35,17 +35,17 @@ class PlanningDomain:
 
     Attributes:
         name: the name that its PDDL gives itself; the PDDL is in `<name>.pddl`, beside this file.
-        counts: what a size counts, such as "cars".
+        counts: what the size is a number of, such as "cars".
         sizes: the sizes that `draw` takes.
         train_sizes: those of training problems: most have plans of 3 to 16 steps.
         larger_sizes: those of larger test problems: most have plans of at most 40 steps.
         pools: type, or kind of object, to the names that its objects may have; each is one word of a tokenizer.
         draw: writes a random problem, given a size, the only source of randomness and the problem's name.
         phrases: its names in English.
-        constants: further names that problems may use.
-        unseen: whether data sets keep it for the split test_unseen, unless they are told otherwise.
-        solve: finds optimal plans; None: only planners do.
-        planner: what rows say about where the plans of `solve` come from.
+        constants: names of the domain's own constants, which problems may use, too.
+        unseen: whether data sets keep it for the split test_unseen, by default.
+        solve: finds optimal plans; None: the domain has no solver of its own.
+        planner: name of `solve` in the column `planner` of rows.
     """
 
     name: str

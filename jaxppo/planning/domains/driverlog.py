@@ -13,13 +13,14 @@ from jaxppo.planning.domains.problems import (
     write_problem,
 )
 
+_PLACES = numbered("place", 8)
+_STOPS = numbered("stop", 6)
 POOLS = {
-    "location": (*numbered("place", 8), *numbered("stop", 6)),
+    "location": _PLACES + _STOPS,
     "driver": numbered("driver", 3),
     "truck": numbered("truck", 3),
     "package": numbered("package", 12),
 }
-_PLACES, _STOPS = POOLS["location"][:8], POOLS["location"][8:]
 
 
 def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
@@ -34,28 +35,33 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     trucks = rng.sample(POOLS["truck"], draw_count(range(1, 4), 2, rng))
     drivers = rng.sample(POOLS["driver"], draw_count(range(1, 4), 2, rng))
     packages = rng.sample(POOLS["package"], n_packages)
+    # Roads and paths are drawn apart: where a truck goes directly, a driver may have to walk around.
     paths, stops = _draw_paths(places, rng)
-    starts = {name: rng.choice(places) for name in packages}
-    others = {name: rng.choice(places) for name in (*trucks, *drivers)}
-    init = [
-        *both_ways("link", draw_roads(places, rng.randint(0, len(places) // 2), rng)),
-        *both_ways("path", paths),
-        *(f"(at {name} {place})" for name, place in (starts | others).items()),
-        *(f"(empty {truck})" for truck in trucks),
-    ]
-    goal = draw_goal([f"(at {name} {place})" for name, place in draw_targets(starts, places, rng).items()], init, rng)
-    goal += [f"(at {name} {rng.choice(places)})" for name in others if rng.random() < 0.25]
+    package_starts = {package: rng.choice(places) for package in packages}
+    other_starts = {movable: rng.choice(places) for movable in (*trucks, *drivers)}
+    init = both_ways("link", draw_roads(places, rng.randint(0, len(places) // 2), rng))
+    init += both_ways("path", paths)
+    init += [f"(at {movable} {place})" for movable, place in (package_starts | other_starts).items()]
+    init += [f"(empty {truck})" for truck in trucks]
+    targets = draw_targets(package_starts, places, rng)
+    goal = draw_goal([f"(at {package} {place})" for package, place in targets.items()], init, rng)
+    # About one in four trucks and drivers has to end somewhere, too.
+    goal += [f"(at {movable} {rng.choice(places)})" for movable in other_starts if rng.random() < 0.25]
     objects = {"location": [*places, *stops], "driver": drivers, "truck": trucks, "package": packages}
     return write_problem(name, "driverlog", objects, init, goal, rng)
 
 
 def _draw_paths(places: list[str], rng: random.Random) -> tuple[list[tuple[str, str]], list[str]]:
     """Draw the paths of a connected map for walkers, about every other one with a stop between, and the stops."""
-    paths, stops, spare = [], [], rng.sample(_STOPS, len(_STOPS))
+    paths = []
+    stops = []
+    unused_stops = rng.sample(_STOPS, len(_STOPS))
+    # Each place is reachable, since a stop divides a path and takes none away.
     for a, b in draw_roads(places, rng.randint(0, 1), rng):
-        if spare and rng.random() < 0.5:
-            stops.append(spare.pop())
-            paths += [(a, stops[-1]), (stops[-1], b)]
+        if unused_stops and rng.random() < 0.5:
+            stop = unused_stops.pop()
+            stops.append(stop)
+            paths += [(a, stop), (stop, b)]
         else:
             paths.append((a, b))
     return paths, stops

@@ -16,14 +16,16 @@ def draw_problem(n_cars: int, rng: random.Random, name: str) -> str:
     shore from every other one and can carry car after car, beginning with the one on board.
     """
     shores = rng.sample(POOLS["shore"], draw_count(range(2, 9), 3 + n_cars // 2, rng))
+    # Several cars may begin on one shore, and shores may stay empty.
     starts = {car: rng.choice(shores) for car in rng.sample(POOLS["car"], n_cars)}
     targets = draw_targets(starts, shores, rng)
-    places = [f"(at {car} {shore})" for car, shore in starts.items()]
+    car_atoms = [f"(at {car} {shore})" for car, shore in starts.items()]
+    # With probability 0.2 the first car is on board and not on its shore.
     if rng.random() < 0.2:
-        places[0] = f"(on {next(iter(starts))})"
+        car_atoms[0] = f"(on {next(iter(starts))})"
     else:
-        places.append("(empty-ferry)")
-    init = [f"(at-ferry {rng.choice(shores)})", *places]
+        car_atoms.append("(empty-ferry)")
+    init = [f"(at-ferry {rng.choice(shores)})", *car_atoms]
     goal = draw_goal([f"(at {car} {shore})" for car, shore in targets.items()], init, rng)
     return write_problem(name, "ferry", {"car": list(starts), "shore": shores}, init, goal, rng)
 

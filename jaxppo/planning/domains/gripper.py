@@ -26,13 +26,13 @@ def draw_problem(n_balls: int, rng: random.Random, name: str) -> str:
     grippers = rng.sample(POOLS["gripper"], draw_count(range(1, 5), 3, rng))
     starts = {ball: rng.choice(rooms) for ball in rng.sample(POOLS["ball"], n_balls)}
     targets = draw_targets(starts, rooms, rng)
-    init = [
-        f"(at-robby {rng.choice(rooms)})",
-        *(f"(room {room})" for room in rooms),
-        *(f"(ball {ball})" for ball in starts),
-        *(f"({word} {gripper})" for gripper in grippers for word in ("gripper", "free")),
-        *(f"(at {ball} {room})" for ball, room in starts.items()),
-    ]
+    # The domain has no types: rooms, balls and grippers are told apart by these facts alone.
+    init = [f"(at-robby {rng.choice(rooms)})"]
+    init += [f"(room {room})" for room in rooms]
+    init += [f"(ball {ball})" for ball in starts]
+    for gripper in grippers:
+        init += [f"(gripper {gripper})", f"(free {gripper})"]
+    init += [f"(at {ball} {room})" for ball, room in starts.items()]
     goal = draw_goal([f"(at {ball} {room})" for ball, room in targets.items()], init, rng)
     return write_problem(name, "gripper", {UNTYPED: [*rooms, *starts, *grippers]}, init, goal, rng)
 

@@ -1,11 +1,10 @@
 """Towers of Hanoi: discs change pegs one at a time, never a larger one on a smaller one."""
 
 import random
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
-from jaxppo.planning.domains.problems import UNTYPED, draw_count, draw_goal, numbered, write_problem
+from jaxppo.planning.domains.problems import UNTYPED, draw_count, draw_goal, numbered, on_atoms, write_problem
 
 POOLS = {"disc": numbered("disc", 7), "peg": numbered("peg", 5)}
 
@@ -20,28 +19,30 @@ def draw_problem(n_discs: int, rng: random.Random, name: str) -> str:
     """
     discs = rng.sample(POOLS["disc"], n_discs)  # from small to large
     pegs = rng.sample(POOLS["peg"], draw_count(range(3, 6), 4, rng))
-    start = goal = [rng.choice(pegs) for _ in discs]
+    # A legal position is nothing but a peg for each disc: on a peg, discs can lie in one order only.
+    start = [rng.choice(pegs) for _ in discs]
+    goal = start
     while goal == start:
         goal = [rng.choice(pegs) for _ in discs]
     piles = _piles(discs, pegs, start)
-    init = [
-        *_places(piles),
-        *(f"(clear {pile[-1]})" for pile in piles),
-        *(f"(smaller {disc} {peg})" for disc in discs for peg in pegs),
-        *(f"(smaller {small} {large})" for i, large in enumerate(discs) for small in discs[:i]),
-    ]
-    goal_atoms = draw_goal(_places(_piles(discs, pegs, goal)), init, rng)
+    init = on_atoms(piles)
+    init += [f"(clear {pile[-1]})" for pile in piles]
+    # Pegs count as larger than all discs: the domain has one action for moves to pegs and to discs.
+    for disc in discs:
+        init += [f"(smaller {disc} {peg})" for peg in pegs]
+    for number, disc in enumerate(discs):
+        init += [f"(smaller {smaller} {disc})" for smaller in discs[:number]]
+    goal_atoms = draw_goal(on_atoms(_piles(discs, pegs, goal)), init, rng)
     return write_problem(name, "hanoi", {UNTYPED: [*discs, *pegs]}, init, goal_atoms, rng)
 
 
 def _piles(discs: Sequence[str], pegs: Sequence[str], position: Sequence[str]) -> list[list[str]]:
-    """List each peg with its discs, from below; `position` is the peg of each disc."""
-    placed = list(zip(discs, position, strict=True))[::-1]
-    return [[peg, *(disc for disc, own in placed if own == peg)] for peg in pegs]
-
-
-def _places(piles: Iterable[list[str]]) -> list[str]:
-    return [f"(on {upper} {lower})" for pile in piles for lower, upper in pairwise(pile)]
+    """List each peg with its discs, from the bottom; `position` is the peg of each disc."""
+    piles = {peg: [peg] for peg in pegs}
+    # The discs come from small to large, and the largest lies lowest.
+    for disc, peg in zip(reversed(discs), reversed(position), strict=True):
+        piles[peg].append(disc)
+    return list(piles.values())
 
 
 HANOI = PlanningDomain(

@@ -1,6 +1,7 @@
 """Logistics: trucks inside cities and planes between them deliver packages."""
 
 import random
+from itertools import chain, islice
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
 from jaxppo.planning.domains.problems import draw_count, draw_goal, draw_targets, numbered, write_problem
@@ -24,23 +25,27 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     """
     cities = rng.sample(POOLS["city"], draw_count(range(1, 5), 2 + n_packages // 3, rng))
     planes = rng.sample(POOLS["airplane"], draw_count(range(1, 4), 2, rng))
-    places = _draw_places(cities, rng)
-    all_places = [place for own in places.values() for place in own]
+    airports, locations = _draw_places(cities, rng)
+    # The places of each city, its airport first.
+    city_places = {city: [airports[city], *locations[city]] for city in cities}
+    all_places = list(chain.from_iterable(city_places.values()))
     starts = {package: rng.choice(all_places) for package in rng.sample(POOLS["package"], n_packages)}
     targets = draw_targets(starts, all_places, rng)
+    # A truck for every city, and up to two spare ones.
     truck_cities = [*cities, *rng.choices(cities, k=rng.randint(0, 2))]
     trucks = dict(zip(rng.sample(POOLS["truck"], len(truck_cities)), truck_cities, strict=True))
-    init = [
-        *(f"(in-city {place} {city})" for city, own in places.items() for place in own),
-        *(f"(at {package} {place})" for package, place in starts.items()),
-        *(f"(at {truck} {rng.choice(places[city])})" for truck, city in trucks.items()),
-        *(f"(at {plane} {places[rng.choice(cities)][0]})" for plane in planes),
-    ]
+    init = []
+    for city, places in city_places.items():
+        init += [f"(in-city {place} {city})" for place in places]
+    init += [f"(at {package} {place})" for package, place in starts.items()]
+    # A truck never leaves its city and a plane flies between airports only.
+    init += [f"(at {truck} {rng.choice(city_places[city])})" for truck, city in trucks.items()]
+    init += [f"(at {plane} {airports[rng.choice(cities)]})" for plane in planes]
     goal = draw_goal([f"(at {package} {place})" for package, place in targets.items()], init, rng)
     objects = {
         "city": cities,
-        "airport": [own[0] for own in places.values()],
-        "location": [place for own in places.values() for place in own[1:]],
+        "airport": list(airports.values()),
+        "location": list(chain.from_iterable(locations.values())),
         "truck": list(trucks),
         "airplane": planes,
         "package": list(starts),
@@ -48,15 +53,12 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     return write_problem(name, "logistics", objects, init, goal, rng)
 
 
-def _draw_places(cities: list[str], rng: random.Random) -> dict[str, list[str]]:
-    """Draw the places of each city: the airport first."""
-    airports = rng.sample(POOLS["airport"], len(cities))
-    locations = iter(rng.sample(POOLS["location"], len(POOLS["location"])))
-    counts = [draw_count(range(1, 4), 3, rng) for _ in cities]
-    return {
-        city: [airport, *(next(locations) for _ in range(count))]
-        for city, airport, count in zip(cities, airports, counts, strict=True)
-    }
+def _draw_places(cities: list[str], rng: random.Random) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Draw the airport of each city, and its other places."""
+    airports = dict(zip(cities, rng.sample(POOLS["airport"], len(cities)), strict=True))
+    # One iterator for all cities, so that no location is in two of them.
+    unused = iter(rng.sample(POOLS["location"], len(POOLS["location"])))
+    return airports, {city: list(islice(unused, draw_count(range(1, 4), 3, rng))) for city in cities}
 
 
 LOGISTICS = PlanningDomain(

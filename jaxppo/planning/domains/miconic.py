@@ -15,15 +15,16 @@ def draw_problem(n_passengers: int, rng: random.Random, name: str) -> str:
     floors, names (which say nothing about height) and order vary. It is solvable: of two floors one is above the other,
     so the lift reaches every floor, and nothing keeps a passenger from boarding.
     """
-    floors = rng.sample(POOLS["floor"], draw_count(range(2, 13), 3 + n_passengers, rng))
+    floors = rng.sample(POOLS["floor"], draw_count(range(2, 13), 3 + n_passengers, rng))  # from the lowest
     passengers = rng.sample(POOLS["passenger"], n_passengers)
-    trips = [(passenger, *rng.sample(floors, 2)) for passenger in passengers]
-    init = [
-        f"(lift-at {rng.choice(floors)})",
-        *(f"(above {high} {low})" for number, high in enumerate(floors) for low in floors[:number]),
-        *(f"(origin {passenger} {floor})" for passenger, floor, _ in trips),
-        *(f"(destin {passenger} {floor})" for passenger, _, floor in trips),
-    ]
+    # Origin and destination, two different floors.
+    trips = {passenger: rng.sample(floors, 2) for passenger in passengers}
+    init = [f"(lift-at {rng.choice(floors)})"]
+    # All pairs of floors, as one step goes up or down any number of them.
+    for number, floor in enumerate(floors):
+        init += [f"(above {floor} {lower})" for lower in floors[:number]]
+    init += [f"(origin {passenger} {origin})" for passenger, (origin, _) in trips.items()]
+    init += [f"(destin {passenger} {destination})" for passenger, (_, destination) in trips.items()]
     goal = draw_goal([f"(served {passenger})" for passenger in passengers], init, rng)
     return write_problem(name, "miconic", {"passenger": passengers, "floor": floors}, init, goal, rng)
 

@@ -1,7 +1,12 @@
-"""What the generators share: random counts, roads, regions and goals, and the text of a problem."""
+"""What the generators share: random counts, roads, regions and goals, and the text of a problem.
+
+Digests of the data sets pin what the generators draw: a call of `rng` more or less, or facts in another order before
+they are shuffled, gives other problems for the same seed.
+"""
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -15,10 +20,10 @@ def numbered(word: str, count: int) -> tuple[str, ...]:
     return tuple(f"{word}{number}" for number in range(1, count + 1))
 
 
-def draw_count(allowed: range, most: int, rng: random.Random) -> int:
-    """Draw a count uniformly from half of `most` to `most`, as far as that is allowed."""
-    most = max(allowed[0], min(most, allowed[-1]))
-    return rng.randint(max(allowed[0], most // 2), most)
+def draw_count(allowed: range, upper: int, rng: random.Random) -> int:
+    """Draw a count uniformly from half of `upper` to `upper`, both moved into the allowed range."""
+    upper = max(allowed[0], min(upper, allowed[-1]))
+    return rng.randint(max(allowed[0], upper // 2), upper)
 
 
 def shuffled(items: Sequence[T], rng: random.Random) -> list[T]:
@@ -27,7 +32,7 @@ def shuffled(items: Sequence[T], rng: random.Random) -> list[T]:
 
 
 def draw_targets(starts: Mapping[str, str], places: Sequence[str], rng: random.Random) -> dict[str, str]:
-    """Draw a place for each object, uniform over all choices in which not every object stays where it is."""
+    """Draw a place for each object, uniform over all choices that move at least one object."""
     while True:
         targets = {name: rng.choice(places) for name in starts}
         if targets != starts:
@@ -35,29 +40,35 @@ def draw_targets(starts: Mapping[str, str], places: Sequence[str], rng: random.R
 
 
 def draw_goal(atoms: Sequence[str], init: Collection[str], rng: random.Random) -> list[str]:
-    """Draw at least half of the atoms, at least one of which does not hold yet; some atom must not hold."""
+    """Draw at least half of the atoms, among them one that does not hold at the start.
+
+    Args:
+        atoms: candidates, at least one of which is not in `init`.
+        init: what holds at the start.
+        rng: the only source of randomness.
+    """
+    # The first one is drawn apart: a goal that holds from the start would have the empty plan.
     first = rng.choice([atom for atom in atoms if atom not in init])
-    others = [atom for atom in atoms if atom != first]
-    return [first, *rng.sample(others, rng.randint(len(others) // 2, len(others)))]
+    remaining = [atom for atom in atoms if atom != first]
+    return [first, *rng.sample(remaining, rng.randint(len(remaining) // 2, len(remaining)))]
 
 
 def draw_roads(places: Sequence[str], n_extra: int, rng: random.Random) -> list[tuple[str, str]]:
     """Draw a connected graph: a spanning tree and up to `n_extra` more edges; each edge is listed once."""
     order = shuffled(places, rng)
+    # The tree: every place but the first has a road to one that comes before it.
     roads = [(place, rng.choice(order[:number])) for number, place in enumerate(order) if number]
-    missing = [
-        (place, other)
-        for number, place in enumerate(order)
-        for other in order[:number]
-        if (place, other) not in roads and (other, place) not in roads
-    ]
-    return roads + rng.sample(missing, min(n_extra, len(missing)))
+    unused = []
+    for number, place in enumerate(order):
+        unused += [(place, earlier) for earlier in order[:number] if (place, earlier) not in roads]
+    return roads + rng.sample(unused, min(n_extra, len(unused)))
 
 
 def draw_region(n_cells: int, rng: random.Random) -> list[tuple[int, int]]:
-    """Draw a connected region of the square grid, grown from (0, 0) by random neighbours: its cells in this order.
+    """Draw a connected region of the square grid, grown from (0, 0) by random neighbours.
 
-    Every cell but the first is next to an earlier one.
+    Returns:
+        The cells; every one but the first is next to an earlier one.
     """
     cells = [(0, 0)]
     while len(cells) < n_cells:
@@ -70,17 +81,26 @@ def draw_region(n_cells: int, rng: random.Random) -> list[tuple[int, int]]:
 
 def neighbours(cells: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """List the pairs (later, earlier) of numbers of cells that share a side."""
-    return [
-        (later, earlier)
-        for later, (x, y) in enumerate(cells)
-        for earlier, (u, v) in enumerate(cells[:later])
-        if abs(x - u) + abs(y - v) == 1
-    ]
+    pairs = []
+    for later, (x, y) in enumerate(cells):
+        pairs += [(later, earlier) for earlier, (u, v) in enumerate(cells[:later]) if abs(x - u) + abs(y - v) == 1]
+    return pairs
 
 
 def both_ways(predicate: str, roads: Iterable[tuple[str, str]]) -> list[str]:
     """Write a symmetric relation as atoms."""
-    return [atom for a, b in roads for atom in (f"({predicate} {a} {b})", f"({predicate} {b} {a})")]
+    atoms = []
+    for a, b in roads:
+        atoms += [f"({predicate} {a} {b})", f"({predicate} {b} {a})"]
+    return atoms
+
+
+def on_atoms(piles: Iterable[Sequence[str]]) -> list[str]:
+    """Write `(on UPPER LOWER)` for all neighbours in piles, each of which is listed from the bottom."""
+    atoms = []
+    for pile in piles:
+        atoms += [f"(on {upper} {lower})" for lower, upper in pairwise(pile)]
+    return atoms
 
 
 def write_problem(
@@ -92,11 +112,12 @@ def write_problem(
     rng: random.Random,
 ) -> str:
     """Write PDDL text, with objects (by type), facts and goals in random order."""
+    # Generators list facts kind by kind and draw the goal's first atom apart: the order would tell what was drawn when.
     return problem_text(name, domain, _typed_lists(objects, rng), shuffled(init, rng), shuffled(goal, rng))
 
 
 def problem_text(name: str, domain: str, objects: str, init: Iterable[str], goal: Iterable[str]) -> str:
-    """Write PDDL text, everything in the order given."""
+    """Write PDDL text with everything in this order."""
     return (
         f"(define (problem {name})\n"
         f"  (:domain {domain})\n"
@@ -110,5 +131,6 @@ def _typed_lists(objects: Mapping[str, Sequence[str]], rng: random.Random) -> st
     lists = []
     for kind, names in objects.items():
         if names:
-            lists.append(" ".join(shuffled(names, rng)) + ("" if kind == UNTYPED else f" - {kind}"))
+            suffix = "" if kind == UNTYPED else f" - {kind}"
+            lists.append(" ".join(shuffled(names, rng)) + suffix)
     return " ".join(shuffled(lists, rng))

@@ -21,34 +21,41 @@ def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
     has an instrument, which can be switched on (after switching off another one), calibrated, and turned to any
     direction; pointing goals come last.
     """
-    few = n_images + 1
+    # Counts grow with the number of images, as far as the pools have names.
     satellites = rng.sample(POOLS["satellite"], draw_count(range(1, 4), 1 + n_images // 3, rng))
     modes = rng.sample(POOLS["mode"], draw_count(range(1, 6), 1 + n_images // 2, rng))
-    directions = rng.sample(POOLS["direction"], draw_count(range(few, 17), few + 2, rng))
-    supports = _draw_supports(modes, len(satellites), rng)
-    carriers = [*satellites, *rng.choices(satellites, k=len(supports) - len(satellites))]
-    init = [
-        *(f"(on_board {instrument} {carrier})" for instrument, carrier in zip(supports, carriers, strict=True)),
-        *(f"(supports {instrument} {mode})" for instrument, own in supports.items() for mode in own),
-        *(f"(calibration_target {instrument} {rng.choice(directions)})" for instrument in supports),
-        *(f"(pointing {satellite} {rng.choice(directions)})" for satellite in satellites),
-        *(f"(power_avail {satellite})" for satellite in satellites),
-    ]
-    images = rng.sample([f"(have_image {direction} {mode})" for direction in directions for mode in modes], n_images)
-    poses = [f"(pointing {satellite} {rng.choice(directions)})" for satellite in satellites if rng.random() < 0.3]
-    objects = {"satellite": satellites, "instrument": list(supports), "mode": modes, "direction": directions}
-    return write_problem(name, "satellite", objects, init, images + poses, rng)
+    # More directions than images, so that there are enough different images with a single mode, too.
+    directions = rng.sample(POOLS["direction"], draw_count(range(n_images + 1, 17), n_images + 3, rng))
+    instrument_modes = _draw_modes(modes, len(satellites), rng)
+    # Every satellite carries an instrument; the remaining ones are anywhere.
+    carriers = [*satellites, *rng.choices(satellites, k=len(instrument_modes) - len(satellites))]
+    boards = zip(instrument_modes, carriers, strict=True)
+    init = [f"(on_board {instrument} {carrier})" for instrument, carrier in boards]
+    for instrument, supported in instrument_modes.items():
+        init += [f"(supports {instrument} {mode})" for mode in supported]
+    init += [f"(calibration_target {instrument} {rng.choice(directions)})" for instrument in instrument_modes]
+    init += [f"(pointing {satellite} {rng.choice(directions)})" for satellite in satellites]
+    init += [f"(power_avail {satellite})" for satellite in satellites]
+    images = []
+    for direction in directions:
+        images += [f"(have_image {direction} {mode})" for mode in modes]
+    # No image is there at the start, so every goal takes steps.
+    goal = rng.sample(images, n_images)
+    goal += [f"(pointing {satellite} {rng.choice(directions)})" for satellite in satellites if rng.random() < 0.3]
+    objects = {"satellite": satellites, "instrument": list(instrument_modes), "mode": modes, "direction": directions}
+    return write_problem(name, "satellite", objects, init, goal, rng)
 
 
-def _draw_supports(modes: list[str], n_satellites: int, rng: random.Random) -> dict[str, list[str]]:
-    """Draw the modes of instruments: one instrument or more for every mode and satellite, one mode or more for each."""
+def _draw_modes(modes: list[str], n_satellites: int, rng: random.Random) -> dict[str, list[str]]:
+    """Draw instruments with their modes: at least one for every satellite and for every mode."""
     instruments = rng.sample(POOLS["instrument"], rng.randint(n_satellites, len(POOLS["instrument"]) - 1))
-    supports = {instrument: [rng.choice(modes)] for instrument in instruments}
+    instrument_modes = {instrument: [rng.choice(modes)] for instrument in instruments}
+    # Every mode is given to an instrument once more, so that none is left without an instrument.
     for mode in modes:
-        own = supports[rng.choice(instruments)]
-        if mode not in own:
-            own.append(mode)
-    return supports
+        supported = instrument_modes[rng.choice(instruments)]
+        if mode not in supported:
+            supported.append(mode)
+    return instrument_modes
 
 
 SATELLITE = PlanningDomain(

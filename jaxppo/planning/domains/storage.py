@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from itertools import chain
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
 from jaxppo.planning.domains.problems import (
@@ -39,24 +40,31 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     containers = rng.sample(POOLS["container"], rng.randint(1, min(3, n_crates)))
     dock = rng.choice(POOLS["dock"])
     targets = {crate: rng.choice(depots) for crate in crates}
-    cells = rng.sample(POOLS["cell"], len(POOLS["cell"]))
-    rooms = {depot: _take(cells, _draw_size(list(targets.values()).count(depot), rng)) for depot in depots}
-    stands = _draw_stands(hoists, [cell for room in rooms.values() for cell in room], dock, rng)
+    unused_cells = rng.sample(POOLS["cell"], len(POOLS["cell"]))
+    rooms = {}
+    for depot in depots:
+        n_targets = list(targets.values()).count(depot)
+        # Two cells more than its crates need, at least.
+        rooms[depot] = _pop_names(unused_cells, rng.randint(n_targets + 2, 2 * n_targets + 2))
+    room_cells = list(chain.from_iterable(rooms.values()))
+    # A cell has room for one hoist, the dock for all of them.
+    hoist_areas = rng.sample([*room_cells, *[dock] * len(hoists)], len(hoists))
+    # The container of each crate: every container has one.
     homes = [*containers, *rng.choices(containers, k=n_crates - len(containers))]
-    slots = _take(cells, n_crates)
-    init = [
-        *both_ways("connected", _draw_ways(list(rooms.values()), slots, dock, rng)),
-        *(f"(part-of {cell} {depot})" for depot, room in rooms.items() for cell in room),
-        *(f"(part-of {slot} {home})" for slot, home in zip(slots, homes, strict=True)),
-        *(f"(on {crate} {slot})" for crate, slot in zip(crates, slots, strict=True)),
-        *(f"(in {crate} {home})" for crate, home in zip(crates, homes, strict=True)),
-        *(f"(at {hoist} {area})" for hoist, area in stands.items()),
-        *(f"(available {hoist})" for hoist in hoists),
-        *(f"(clear {cell})" for room in rooms.values() for cell in room if cell not in stands.values()),
-    ]
+    # Each crate has a cell in its container; containers have no other cells.
+    slots = _pop_names(unused_cells, n_crates)
+    init = both_ways("connected", _draw_ways(list(rooms.values()), slots, dock, rng))
+    for depot, room in rooms.items():
+        init += [f"(part-of {cell} {depot})" for cell in room]
+    init += [f"(part-of {slot} {home})" for slot, home in zip(slots, homes, strict=True)]
+    init += [f"(on {crate} {slot})" for crate, slot in zip(crates, slots, strict=True)]
+    init += [f"(in {crate} {home})" for crate, home in zip(crates, homes, strict=True)]
+    init += [f"(at {hoist} {area})" for hoist, area in zip(hoists, hoist_areas, strict=True)]
+    init += [f"(available {hoist})" for hoist in hoists]
+    init += [f"(clear {cell})" for cell in room_cells if cell not in hoist_areas]
     goal = draw_goal([f"(in {crate} {depot})" for crate, depot in targets.items()], init, rng)
     objects = {
-        "cell": [*slots, *(cell for room in rooms.values() for cell in room)],
+        "cell": slots + room_cells,
         "dock": [dock],
         "depot": depots,
         "container": containers,
@@ -66,12 +74,7 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     return write_problem(name, "storage", objects, init, goal, rng)
 
 
-def _draw_size(n_crates: int, rng: random.Random) -> int:
-    """Draw the number of a depot's cells: from two more than its crates to two more than twice as many."""
-    return rng.randint(n_crates + 2, 2 * n_crates + 2)
-
-
-def _take(names: list[str], count: int) -> list[str]:
+def _pop_names(names: list[str], count: int) -> list[str]:
     """Remove the last names from a list and return them."""
     return [names.pop() for _ in range(count)]
 
@@ -82,16 +85,11 @@ def _draw_ways(
     """Draw pairs of areas next to each other: in the depots, and the dock with doors and the containers' cells."""
     ways = [(slot, dock) for slot in slots]
     for room in rooms:
+        # The first cell is always a door, so that the dock reaches every depot; up to a quarter of the others are, too.
         doors = [room[0], *rng.sample(room[1:], rng.randint(0, len(room) // 4))]
         ways += [(door, dock) for door in doors]
         ways += [(room[a], room[b]) for a, b in neighbours(draw_region(len(room), rng))]
     return ways
-
-
-def _draw_stands(hoists: Sequence[str], cells: Sequence[str], dock: str, rng: random.Random) -> dict[str, str]:
-    """Draw the area of each hoist: a cell that no other has, or the dock, which has room for all of them."""
-    areas = rng.sample([*cells, *[dock] * len(hoists)], len(hoists))
-    return dict(zip(hoists, areas, strict=True))
 
 
 STORAGE = PlanningDomain(

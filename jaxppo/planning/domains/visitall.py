@@ -22,19 +22,23 @@ def draw_problem(n_cells: int, rng: random.Random, name: str) -> str:
     walls, the robot's cell, which cells it must visit (at least half), names and order vary. It is solvable: every cell
     has a way to an earlier one, so the map is connected, and ways go in both directions.
     """
-    share = rng.uniform(0.3, 1)  # of the ways that the map could do without
+    openness = rng.uniform(0.3, 1)  # share of the ways that the map could do without
     cells = rng.sample(POOLS["cell"], n_cells)
     start = rng.choice(cells)
-    ways = [(cells[a], cells[b]) for a, b in _ways(n_cells, share, rng)]
+    ways = [(cells[a], cells[b]) for a, b in _draw_ways(n_cells, openness, rng)]
+    # The first cell counts as visited without a step.
     init = [f"(at-robot {start})", f"(visited {start})", *both_ways("connected", ways)]
     goal = draw_goal([f"(visited {cell})" for cell in cells], init, rng)
     return write_problem(name, "visitall", {"cell": cells}, init, goal, rng)
 
 
-def _ways(n_cells: int, openness: float, rng: random.Random) -> list[tuple[int, int]]:
+def _draw_ways(n_cells: int, openness: float, rng: random.Random) -> list[tuple[int, int]]:
     """Draw pairs of connected cells: each with one earlier neighbour, and a share of the other pairs of neighbours."""
     pairs = neighbours(draw_region(n_cells, rng))
-    tree = [rng.choice([pair for pair in pairs if pair[0] == cell]) for cell in range(1, n_cells)]
+    # Every cell of a region is next to an earlier one, so that one such way for each makes a spanning tree.
+    tree = []
+    for cell in range(1, n_cells):
+        tree.append(rng.choice([pair for pair in pairs if pair[0] == cell]))
     return tree + [pair for pair in pairs if pair not in tree and rng.random() < openness]
 
 
