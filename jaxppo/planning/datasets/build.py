@@ -291,7 +291,7 @@ def _in_other_words(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str
         style = list(mappings)[number % len(mappings)]
         plan = tuple(map(parse_action, row["reference_plan"]))
         rng = random.Random(row["id"])
-        other = obfuscate(row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, known=mappings[style])
+        other = obfuscate(row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, mapping=mappings[style])
         yield make_row(
             id=row["id"].replace("-test-", "-test_obfuscated-"),
             domain=row["domain"],

@@ -69,7 +69,7 @@ def _plain_form(row: Mapping[str, Any], mappings: Mappings) -> str:
         mapping = mappings.get(row["domain"], {}).get(style)
         if mapping is None:
             raise DataError(f"row {row['id']}: expected the words of the obfuscation '{style}', got none")
-        plain = obfuscate(domain_pddl, problem_pddl, (), style, rng=random.Random(0), known=inverse(mapping))
+        plain = obfuscate(domain_pddl, problem_pddl, (), style, rng=random.Random(0), mapping=inverse(mapping))
         domain_pddl, problem_pddl = plain.domain_pddl, plain.problem_pddl
     return canonical_form(parse_problem(problem_pddl, parse_domain(domain_pddl)))
 

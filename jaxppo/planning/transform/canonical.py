@@ -1,9 +1,16 @@
 """One text for all problems that differ only in object names and in the order of atoms.
 
-Colour refinement, then individualisation with backtracking where objects are still alike. Two branches that end in the
-same text are images of each other under a symmetry of the problem; the symmetries found join objects to orbits, and of
-each orbit only one object is tried. Objects that may change places while all facts stay the same (twins) are an orbit
-from the start.
+Objects get numbers that depend on the facts alone, and the facts are written with these numbers. It works like this:
+
+1. *Colour refinement*: objects of one kind begin with one colour. Where two objects of a colour are in different facts
+   (other predicates, other positions, other colours beside them) their class splits, until nothing splits any more. In
+   most problems every object then has a colour of its own, which is its number.
+2. *Individualisation*: where objects still look alike, one of them is put in front of its class, and everything is
+   refined again. Which one is arbitrary, so all are tried, and the smallest of the texts is taken.
+3. *Symmetries*: trying all would take n! branches for n objects alike. Two branches that end in the same text are
+   images of each other under a symmetry of the problem; the symmetries found join objects to orbits, and of each orbit
+   only one object is tried. Objects that may change places while all facts stay the same (twins) are an orbit from the
+   start.
 
 Source: McKay and Piperno, Practical graph isomorphism, II, Journal of Symbolic Computation 60 (2014).
 """
@@ -20,7 +27,7 @@ from jaxppo.planning.language.numeric import write_expression
 from jaxppo.planning.language.parse import Problem
 from jaxppo.planning.language.task import compares_numbers
 
-# A name that is no variable, no type (behind `-` or in `either`) and not what a form starts with.
+# A name that is no variable, no type (after `-` or in `either`) and not what a form starts with.
 _OBJECT = re.compile(r"(?<= )(?<!- )[a-z_][\w-]*+(?=[ )])")
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +36,9 @@ _MAX_WORK = 5_000_000
 # Copying so many numbers takes as long as looking at a fact.
 _COPIES = 16
 _UNDECIDED = "undecided: "
+
+_Occurrence = tuple[int, int, tuple[int, ...]]
+"""A fact as one of its objects has it: rank of the label, position of the object, arguments."""
 
 
 class _GaveUpError(Exception):
@@ -45,10 +55,10 @@ class _Structure(NamedTuple):
 
     kinds: tuple[str, ...]
     facts: tuple[_Fact, ...]
-    occurrences: tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]
-    """For each object, its facts as (rank of the label, position in it, arguments)."""
+    occurrences: tuple[tuple[_Occurrence, ...], ...]
+    """For each object, its facts."""
     neighbours: tuple[frozenset[int], ...]
-    """For each object, those that some fact names beside it, and itself."""
+    """For each object, those that share a fact with it, and itself."""
     twins: tuple[int, ...]
     """For each object, the first one that it may change places with while all facts stay the same."""
 
@@ -60,15 +70,19 @@ def canonical_form(problem: Problem) -> str:
     count where conditions compare them, and not where they only make costs. Inside a goal's `or`, `forall` and their
     like the order does count: such a part is compared as it is written.
 
-    The work is bounded. Where objects cannot be told apart within it, a warning names the problem, and the text, which
-    begins with `undecided`, says what colour refinement tells: renamed copies still get the same, and so may others.
+    The work is bounded. Where it does not suffice to tell the objects apart, a warning names the problem, and the text
+    begins with `undecided` and says what colour refinement found: renamed copies still get the same text, but so may
+    problems that differ.
     """
     structure = _structure(problem)
     search = _Search(structure)
     try:
         return search.smallest_text(search.start)[0]
     except (_GaveUpError, RecursionError):
-        _LOG.warning("canonical_form: problem %s has too many objects alike; renamed copies are not told", problem.name)
+        _LOG.warning(
+            "canonical_form: problem %s has too many objects alike; a problem that differs may get its form",
+            problem.name,
+        )
         return _UNDECIDED + _text(structure, search.start.colours)
 
 
@@ -84,11 +98,10 @@ def _structure(problem: Problem) -> _Structure:
             facts.append(_Fact(f"init {function[0]} = {write_expression(value)}", _numbers(function[1:], index)))
     facts.extend(_goal_fact(condition, index) for condition in dict.fromkeys(problem.conditions))
     occurrences = _occurrences(facts, len(index))
-    neighbours = tuple(
-        frozenset((number, *(other for _, _, arguments in own for other in arguments)))
-        for number, own in enumerate(occurrences)
-    )
-    return _Structure(kinds, tuple(facts), occurrences, neighbours, _twins(kinds, occurrences, neighbours))
+    neighbours = []
+    for number, number_occurrences in enumerate(occurrences):
+        neighbours.append(frozenset({number}.union(*(arguments for _, _, arguments in number_occurrences))))
+    return _Structure(kinds, tuple(facts), occurrences, tuple(neighbours), _twins(kinds, occurrences, neighbours))
 
 
 def _numbers(names: Iterable[str], index: Mapping[str, int]) -> tuple[int, ...]:
@@ -99,73 +112,74 @@ def _goal_fact(condition: Condition, index: Mapping[str, int]) -> _Fact:
     if isinstance(condition, Literal):
         sign = "goal" if condition.positive else "goal not"
         return _Fact(f"{sign} {condition.atom[0]}", _numbers(condition.atom[1:], index))
-    return _fact_of_text(f"goal {write_condition(condition, {})}", index)
-
-
-def _fact_of_text(text: str, index: Mapping[str, int]) -> _Fact:
-    """Write a formula as one fact about the objects it names, in their order; its label is the text without them.
-
-    Names of predicates, functions and types stay, also where objects have the same: they stand where no object can.
-    """
+    # Any other formula is one fact about the objects that it names, in their order; its label is the text without them.
+    # Predicates, functions and types that are spelt like an object stay in it: they stand where no object can.
+    text = f"goal {write_condition(condition, {})}"
     names = [name for name in _OBJECT.findall(text) if name in index]
     label = _OBJECT.sub(lambda match: "%" if match[0] in index else match[0], text)
     return _Fact(label, _numbers(names, index))
 
 
-def _occurrences(facts: Iterable[_Fact], n_objects: int) -> tuple[tuple[tuple[int, int, tuple[int, ...]], ...], ...]:
-    labels = {label: rank for rank, label in enumerate(sorted({fact.label for fact in facts}))}
-    found: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in range(n_objects)]
+def _occurrences(facts: Iterable[_Fact], n_objects: int) -> tuple[tuple[_Occurrence, ...], ...]:
+    labels = sorted({fact.label for fact in facts})
+    ranks = {label: rank for rank, label in enumerate(labels)}
+    occurrences: list[list[_Occurrence]] = [[] for _ in range(n_objects)]
     for label, arguments in facts:
         for position, number in enumerate(arguments):
-            found[number].append((labels[label], position, arguments))
-    return tuple(map(tuple, found))
+            occurrences[number].append((ranks[label], position, arguments))
+    return tuple(map(tuple, occurrences))
 
 
 def _twins(
-    kinds: Sequence[str],
-    occurrences: Sequence[Sequence[tuple[int, int, tuple[int, ...]]]],
-    neighbours: Sequence[Iterable[int]],
+    kinds: Sequence[str], occurrences: Sequence[Sequence[_Occurrence]], neighbours: Sequence[Iterable[int]]
 ) -> tuple[int, ...]:
-    """Find the twins: objects with the same facts but for themselves, and those that may change places in facts."""
+    """Find the first twin of each object."""
     orbits = _Orbits(len(kinds))
+    # Twins that share no fact: their facts are the same but for themselves. A dictionary finds them without comparing
+    # all pairs.
     first_with: dict[tuple, int] = {}
     shapes = []
     for number, (kind, facts) in enumerate(zip(kinds, occurrences, strict=True)):
-        others = sorted((label, place, tuple(-1 if i == number else i for i in items)) for label, place, items in facts)
-        orbits.join(number, first_with.setdefault((kind, tuple(others)), number))
-        shapes.append((kind, sorted((label, place) for label, place, _ in facts)))
-    for number, near in enumerate(neighbours):
-        for other in near:
-            if other < number and shapes[other] == shapes[number] and _may_swap(other, number, occurrences):
-                orbits.join(number, other)
+        masked = tuple(_replace_objects(facts, {number: -1}))
+        orbits.join(number, first_with.setdefault((kind, masked), number))
+        shapes.append((kind, sorted((label, position) for label, position, _ in facts)))
+    # Twins that share a fact, such as the two ends of a road: only neighbours can be such.
+    for number, number_neighbours in enumerate(neighbours):
+        for neighbour in number_neighbours:
+            if neighbour < number and shapes[neighbour] == shapes[number]:
+                swapped = _replace_objects(occurrences[neighbour], {number: neighbour, neighbour: number})
+                if swapped == sorted(occurrences[number]):
+                    orbits.join(number, neighbour)
     return tuple(map(orbits.first, range(len(kinds))))
 
 
-def _may_swap(one: int, other: int, occurrences: Sequence[Sequence[tuple[int, int, tuple[int, ...]]]]) -> bool:
-    """Return whether all facts stay the same when two objects of a kind change places."""
-    swap = {one: other, other: one}
-    swapped = [
-        (label, position, tuple(swap.get(i, i) for i in arguments)) for label, position, arguments in occurrences[one]
-    ]
-    return sorted(swapped) == sorted(occurrences[other])
+def _replace_objects(facts: Iterable[_Occurrence], replacements: Mapping[int, int]) -> list[_Occurrence]:
+    """Write other objects into facts, and sort them."""
+    replaced = []
+    for label, position, arguments in facts:
+        replaced.append((label, position, tuple(replacements.get(number, number) for number in arguments)))
+    return sorted(replaced)
 
 
 class _Orbits:
-    """Sets of objects that symmetries map to each other; each is known by its first object."""
+    """Sets of objects that symmetries map to each other; each set has the name of its first object.
+
+    Union-find: `_parents` leads from an object to smaller ones of its set, and from the first one to itself.
+    """
 
     def __init__(self, n_objects: int):
-        self._above = list(range(n_objects))
+        self._parents = list(range(n_objects))
 
     def first(self, number: int) -> int:
         """Return the first object of a set."""
-        while self._above[number] != number:
-            self._above[number] = number = self._above[self._above[number]]
+        while self._parents[number] != number:
+            self._parents[number] = number = self._parents[self._parents[number]]
         return number
 
-    def join(self, one: int, other: int) -> None:
+    def join(self, number: int, image: int) -> None:
         """Make two sets one."""
-        one, other = self.first(one), self.first(other)
-        self._above[max(one, other)] = min(one, other)
+        firsts = self.first(number), self.first(image)
+        self._parents[max(firsts)] = min(firsts)
 
     def join_all(self, images: Iterable[int]) -> None:
         """Join each object with its image."""
@@ -175,7 +189,7 @@ class _Orbits:
 
     def images(self) -> list[int]:
         """Return for each object one of its set."""
-        return list(self._above)
+        return list(self._parents)
 
 
 class _Colouring(NamedTuple):
@@ -189,6 +203,16 @@ class _Colouring(NamedTuple):
     colours: list[int]
     classes: dict[int, list[int]]
 
+    def divide(self, colour: int, groups: Iterable[list[int]]) -> None:
+        """Replace a class by the groups of its members, in this order."""
+        del self.classes[colour]
+        for group in groups:
+            for number in group:
+                self.colours[number] = colour
+            if len(group) > 1:
+                self.classes[colour] = group
+            colour += len(group)
+
 
 class _Search:
     """Tells the objects of a problem apart, as far as its facts do.
@@ -199,25 +223,20 @@ class _Search:
 
     def __init__(self, structure: _Structure):
         self._structure = structure
-        self._room = math.inf
-        self.start = self._refined()
-        self._room = _MAX_WORK
+        # The first refinement always ends, since it is what an undecided form says.
+        self._work_left = math.inf
+        self.start = self._refine_kinds()
+        self._work_left = _MAX_WORK
 
-    def _refined(self) -> _Colouring:
-        """Split classes by what their members' facts look like, until nothing splits."""
-        kinds = self._structure.kinds
-        members_of: dict[str, list[int]] = {}
-        for number, kind in enumerate(kinds):
-            members_of.setdefault(kind, []).append(number)
-        colours, classes, colour = [0] * len(kinds), {}, 0
-        for kind in sorted(members_of):
-            for number in members_of[kind]:
-                colours[number] = colour
-            if len(members_of[kind]) > 1:
-                classes[colour] = members_of[kind]
-            colour += len(members_of[kind])
-        colouring = _Colouring(colours, classes)
-        self._split(colouring, dict(classes))
+    def _refine_kinds(self) -> _Colouring:
+        """Give each kind of objects a class, and refine these until nothing splits."""
+        members_by_kind: dict[str, list[int]] = {}
+        for number, kind in enumerate(self._structure.kinds):
+            members_by_kind.setdefault(kind, []).append(number)
+        objects = list(range(len(self._structure.kinds)))
+        colouring = _Colouring([0] * len(objects), {0: objects})
+        colouring.divide(0, [members_by_kind[kind] for kind in sorted(members_by_kind)])
+        self._refine(colouring, dict(colouring.classes))
         return colouring
 
     def smallest_text(self, colouring: _Colouring) -> tuple[str, list[int], _Orbits]:
@@ -225,124 +244,134 @@ class _Search:
 
         Returns:
             The text; the colours at the end of the first branch; and the orbits of the symmetries found, all of which
-            leave what is told apart already in its place.
+            leave in its place what is told apart already.
         """
         if not colouring.classes:
             return _text(self._structure, colouring.colours), colouring.colours, _Orbits(len(colouring.colours))
-        choices, is_one_kind = self._choices(colouring)
-        if is_one_kind:
-            return self.smallest_text(self._individualise(colouring, choices))
-        text, first_end, orbits = self.smallest_text(self._individualise(colouring, choices[:1]))
+        branches = self._branches(colouring)
+        text, first_end, orbits = self.smallest_text(self._individualise(colouring, branches[0]))
+        if len(branches) == 1:
+            return text, first_end, orbits
+        # The ends of the first paths of all branches, by their texts: an equal text shows a symmetry.
         ends = {_text(self._structure, first_end): first_end}
-        tried = [choices[0]]
-        for number in choices[1:]:
+        tried = [branches[0][0]]
+        for branch in branches[1:]:
+            (number,) = branch
             if orbits.first(number) in map(orbits.first, tried):
                 continue
-            branch = self._individualise(colouring, [number])
-            colours = self._first_end(branch)
-            end = _text(self._structure, colours)
-            if end in ends:  # the branch is the image of an earlier one
-                orbits.join_all(_symmetry(ends[end], colours))
+            branch_colouring = self._individualise(colouring, branch)
+            branch_end = self._first_end(branch_colouring)
+            branch_end_text = _text(self._structure, branch_end)
+            if branch_end_text in ends:
+                # The branch is the image of an earlier one, whose texts are the same: it need not be searched.
+                orbits.join_all(_symmetry(ends[branch_end_text], branch_end))
                 continue
-            ends[end] = colours
+            ends[branch_end_text] = branch_end
             tried.append(number)
-            other, _, others = self.smallest_text(branch)
-            text = min(text, other)
-            orbits.join_all(others.images())
+            branch_text, _, branch_orbits = self.smallest_text(branch_colouring)
+            text = min(text, branch_text)
+            orbits.join_all(branch_orbits.images())
         return text, first_end, orbits
 
     def _first_end(self, colouring: _Colouring) -> list[int]:
-        """Return the colours at the end of the branch that always takes the first object."""
+        """Return the colours at the end of the path that always takes the first branch."""
         while colouring.classes:
-            choices, is_one_kind = self._choices(colouring)
-            colouring = self._individualise(colouring, choices if is_one_kind else choices[:1])
+            colouring = self._individualise(colouring, self._branches(colouring)[0])
         return colouring.colours
 
-    def _choices(self, colouring: _Colouring) -> tuple[list[int], bool]:
-        """Return the first class, where all its members are twins, else the first of each group of twins in it."""
+    def _branches(self, colouring: _Colouring) -> list[list[int]]:
+        """Return what may be individualised in the first class.
+
+        Returns:
+            All members at once where all are twins, since their order makes no difference; otherwise the first of each
+            group of twins, one in each branch.
+        """
         members = colouring.classes[min(colouring.classes)]
-        twins = self._structure.twins
-        firsts = list({twins[number]: number for number in reversed(members)}.values())[::-1]
-        return (members, True) if len(firsts) == 1 else (firsts, False)
+        # From the last to the first, so that the first of each group of twins remains.
+        first_twins: dict[int, int] = {}
+        for number in reversed(members):
+            first_twins[self._structure.twins[number]] = number
+        if len(first_twins) == 1:
+            return [members]
+        return [[number] for number in reversed(first_twins.values())]
 
     def _individualise(self, colouring: _Colouring, chosen: Sequence[int]) -> _Colouring:
-        """Put objects in front of the rest of their class, one by one.
+        """Put objects in front of the others of their class, one by one.
 
-        Several only where the class has no others and all are twins: everything else sees each of them alike, so that
-        only the last one is worth a look at what splits.
+        Several are chosen only where the class has no others and all are twins.
         """
-        colours, classes = list(colouring.colours), dict(colouring.classes)
-        self._spend(1 + len(colours) // _COPIES)
-        colour = colours[chosen[0]]
-        rest = [number for number in classes.pop(colour) if number not in chosen]
-        for place, number in enumerate(chosen):
-            colours[number] = colour + place
-        for number in rest:
-            colours[number] = colour + len(chosen)
-        if len(rest) > 1:
-            classes[colour + len(chosen)] = rest
-        finer = _Colouring(colours, classes)
-        self._split(finer, self._beside(finer, chosen))
+        finer = _Colouring(list(colouring.colours), dict(colouring.classes))
+        self._spend(1 + len(finer.colours) // _COPIES)
+        colour = finer.colours[chosen[0]]
+        remaining = [number for number in finer.classes[colour] if number not in chosen]
+        groups = [[number] for number in chosen]
+        if remaining:
+            groups.append(remaining)
+        finer.divide(colour, groups)
+        self._refine(finer, self._affected(finer, chosen))
         return finer
 
-    def _beside(self, colouring: _Colouring, changed: Iterable[int]) -> dict[int, list[int]]:
-        """Find the members of classes that facts connect with some objects, by class."""
-        beside: dict[int, set[int]] = defaultdict(set)
+    def _affected(self, colouring: _Colouring, changed: Iterable[int]) -> dict[int, list[int]]:
+        """Find the members of classes that share facts with objects whose colour has changed, by class."""
+        affected: dict[int, set[int]] = defaultdict(set)
         for number in changed:
-            for other in self._structure.neighbours[number]:
-                if colouring.colours[other] in colouring.classes:
-                    beside[colouring.colours[other]].add(other)
-        return {colour: sorted(members) for colour, members in beside.items()}
+            for neighbour in self._structure.neighbours[number]:
+                colour = colouring.colours[neighbour]
+                if colour in colouring.classes:
+                    affected[colour].add(neighbour)
+        return {colour: sorted(members) for colour, members in affected.items()}
 
-    def _split(self, colouring: _Colouring, touched: dict[int, list[int]]) -> None:
-        """Refine in place, round by round.
+    def _refine(self, colouring: _Colouring, affected: dict[int, list[int]]) -> None:
+        """Split classes by what their members' facts look like, in place, until nothing splits.
 
         Args:
             colouring: the classes so far.
-            touched: the members of classes that may differ from the rest of their class, all of which look alike.
+            affected: the members of classes that may differ from the others of their class, which all look alike.
         """
-        while touched and colouring.classes:
-            parts = {colour: self._parts(colouring, colour, members) for colour, members in touched.items()}
+        while affected and colouring.classes:
+            # All classes are looked at before one is divided, so that the order of the classes does not matter.
+            groups_by_colour = {}
+            for colour, members in affected.items():
+                groups_by_colour[colour] = self._groups(colouring, colour, members)
             changed: list[int] = []
-            for colour, groups in parts.items():
+            for colour, groups in groups_by_colour.items():
                 if len(groups) > 1:
-                    self._relabel(colouring, colour, groups)
-                    largest = max(groups, key=len)  # who sees only these sees what it saw before
-                    changed.extend(number for group in groups if group is not largest for number in group)
-            touched = self._beside(colouring, changed)
+                    colouring.divide(colour, groups)
+                    # One group may be left out: an object sees the change in the others. The largest saves most work.
+                    largest = max(groups, key=len)
+                    for group in groups:
+                        if group is not largest:
+                            changed.extend(group)
+            affected = self._affected(colouring, changed)
 
-    def _parts(self, colouring: _Colouring, colour: int, touched: Sequence[int]) -> list[list[int]]:
-        """Divide a class by what its members' facts look like, in the order of that."""
+    def _groups(self, colouring: _Colouring, colour: int, affected: Sequence[int]) -> list[list[int]]:
+        """Group the members of a class by what their facts look like, in the order of that."""
         members = colouring.classes[colour]
-        looked_at = set(touched)
-        untouched = [number for number in members if number not in looked_at] if len(touched) < len(members) else []
+        affected_set = set(affected)
+        unaffected = [number for number in members if number not in affected_set]
         groups: dict[tuple, list[int]] = {}
-        for number in (*touched, *untouched[:1]):
+        # The others still look alike, so one of them stands for all.
+        for number in (*affected, *unaffected[:1]):
             groups.setdefault(self._signature(colouring.colours, number), []).append(number)
-        if untouched:
-            group = groups[self._signature(colouring.colours, untouched[0])]
-            group.extend(untouched[1:])
+        if unaffected:
+            group = groups[self._signature(colouring.colours, unaffected[0])]
+            group.extend(unaffected[1:])
             group.sort()
         return [groups[signature] for signature in sorted(groups)]
 
     def _signature(self, colours: Sequence[int], number: int) -> tuple:
-        facts = self._structure.occurrences[number]
-        self._spend(1 + len(facts))
-        return tuple(sorted([(label, place, tuple([colours[i] for i in items])) for label, place, items in facts]))
+        """Write an object's facts with the colours of their arguments."""
+        occurrences = self._structure.occurrences[number]
+        self._spend(1 + len(occurrences))
+        coloured = []
+        for label, position, arguments in occurrences:
+            coloured.append((label, position, tuple([colours[argument] for argument in arguments])))
+        return tuple(sorted(coloured))
 
     def _spend(self, work: int) -> None:
-        self._room -= work
-        if self._room < 0:
+        self._work_left -= work
+        if self._work_left < 0:
             raise _GaveUpError
-
-    def _relabel(self, colouring: _Colouring, colour: int, groups: Iterable[list[int]]) -> None:
-        del colouring.classes[colour]
-        for group in groups:
-            for number in group:
-                colouring.colours[number] = colour
-            if len(group) > 1:
-                colouring.classes[colour] = group
-            colour += len(group)
 
 
 def _symmetry(ends: Sequence[int], other_ends: Sequence[int]) -> list[int]:
@@ -354,9 +383,11 @@ def _symmetry(ends: Sequence[int], other_ends: Sequence[int]) -> list[int]:
 
 
 def _text(structure: _Structure, colours: Sequence[int]) -> str:
-    """Write the facts under the numbering that discrete colours are."""
-    names = [kind.replace("?", str(colour)) for kind, colour in zip(structure.kinds, colours, strict=True)]
-    objects = [name for _, name in sorted(zip(colours, names, strict=True))]
-    short = [name.split(" ")[0] for name in names]
-    facts = sorted(" ".join((label, *(short[number] for number in arguments))) for label, arguments in structure.facts)
-    return "; ".join((", ".join(objects), *facts))
+    """Write objects and facts with colours for names; constants keep theirs."""
+    typed_names = [kind.replace("?", str(colour)) for kind, colour in zip(structure.kinds, colours, strict=True)]
+    objects = [name for _, name in sorted(zip(colours, typed_names, strict=True))]
+    names = [typed_name.split(" ")[0] for typed_name in typed_names]
+    facts = []
+    for label, arguments in structure.facts:
+        facts.append(" ".join((label, *(names[number] for number in arguments))))
+    return "; ".join((", ".join(objects), *sorted(facts)))

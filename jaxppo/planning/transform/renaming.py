@@ -1,4 +1,4 @@
-"""The same problem in other words or another order: validity of plans does not change.
+"""The same problem in other words or another order, with the same valid plans.
 
 Everything here maps words one to one, or changes an order that means nothing; so every plan of the old problem,
 renamed, gets the same verdict on the new one, step by step.
@@ -10,7 +10,7 @@ import random
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice, permutations
+from itertools import chain, count, permutations
 
 from jaxppo.errors import ConfigError, PddlError
 from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_problem
@@ -20,9 +20,9 @@ from jaxppo.planning.language.sexpr import Node, read_fast, show
 from jaxppo.planning.transform.deceptive_words import NOUNS, STATES, VERBS
 
 OBFUSCATION_STYLES = ("random", "deceptive")
-# Words with a meaning of their own wherever they stand: they are never renamed.
+# Words that have a meaning in PDDL wherever they stand: they are never renamed.
 _FIXED = RESERVED | {ROOT_TYPE, TOTAL_COST, TOTAL_TIME}
-# Nothing is renamed to these: the others have such a meaning in some places.
+# Nothing gets these names: those of BEYOND have a meaning in some places.
 _UNUSABLE = _FIXED | BEYOND
 # 26^8 words: a clash is drawn again, which hardly ever happens.
 _RANDOM_LETTERS = 8
@@ -54,9 +54,9 @@ def rename_objects(
         problem_pddl: problem text.
         domain: its domain.
         rng: the only source of randomness.
-        pools: type to the names that its objects may get (`POOLS` of a domain's module). An object whose type has none,
-            nor a type above it, gets a name from the pool with its present name, so kinds stay apart in untyped
-            domains. None for random words.
+        pools: type to the names that its objects may get (`POOLS` of a domain's module). Where neither the type of an
+            object nor a type above it has a pool, its new name is from the pool that holds the present one: so kinds
+            stay apart in untyped domains. None: random words.
 
     Returns:
         The new problem text, and old name to new name.
@@ -66,18 +66,18 @@ def rename_objects(
         PddlError: the problem cannot be read.
     """
     problem = parse_problem(problem_pddl, domain)
-    kept = domain.constants.keys() | domain.late_constants
-    names = [name for name in problem.objects if name not in kept]
-    taken = _UNUSABLE | kept | _declared_words(domain)
+    constants = domain.constants.keys() | domain.late_constants
+    names = [name for name in problem.objects if name not in constants]
+    excluded = _UNUSABLE | constants | _declared_words(domain)
     if pools is None:
-        mapping = dict(zip(names, _random_words(rng, len(names), taken | set(names)), strict=True))
+        mapping = dict(zip(names, _random_words(rng, len(names), excluded | set(names)), strict=True))
     else:
-        mapping = _from_pools(problem, names, pools, taken, rng)
+        mapping = _names_from_pools(problem, names, pools, excluded, rng)
     return with_objects_renamed(problem_pddl, mapping), mapping
 
 
 def with_objects_renamed(problem_pddl: str, mapping: Mapping[str, str]) -> str:
-    """Rename the objects of a problem, and leave the words alone that are spelt alike but are no objects.
+    """Rename the objects of a problem, but not predicates, functions and types that are spelt like one.
 
     Args:
         problem_pddl: problem text.
@@ -86,13 +86,11 @@ def with_objects_renamed(problem_pddl: str, mapping: Mapping[str, str]) -> str:
     Raises:
         PddlError: the problem cannot be read.
     """
-    sections = (":objects", ":init", ":goal", ":metric")
-    return write_definition(
-        [
-            _terms_renamed(section, mapping) if isinstance(section, list) and section[0] in sections else section
-            for section in read_fast(problem_pddl, "<problem>")
-        ]
-    )
+    form = read_fast(problem_pddl, "<problem>")
+    for number, section in enumerate(form):
+        if isinstance(section, list) and section[0] in (":objects", ":init", ":goal", ":metric"):
+            form[number] = _rename_terms(section, mapping)
+    return write_definition(form)
 
 
 def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
@@ -103,7 +101,7 @@ def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
         rng: the only source of randomness.
 
     Raises:
-        PddlError: the text is no `(define ...)`.
+        PddlError: the text does not begin with `(define ...)`.
     """
     form = read_fast(problem_pddl, "<problem>")
     if len(form) < 2 or form[0] != "define":
@@ -111,7 +109,7 @@ def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
     for number, section in enumerate(form):
         match section:
             case [":objects", *items]:
-                form[number] = [":objects", *_permuted_objects(items, rng)]
+                form[number] = [":objects", *_shuffled_objects(items, rng)]
             case [":init", *facts]:
                 form[number] = [":init", *_shuffled(_last_values(facts), rng)]
             case [":goal", ["and", *conditions]]:
@@ -126,7 +124,7 @@ def obfuscate(
     style: str = "random",
     *,
     rng: random.Random,
-    known: Mapping[str, str] | None = None,
+    mapping: Mapping[str, str] | None = None,
 ) -> Obfuscated:
     """Rename everything that a domain, a problem and a plan name: one word becomes one other word, wherever it stands.
 
@@ -140,36 +138,48 @@ def obfuscate(
         style: `random` (strings of letters) or `deceptive` (ordinary words, verbs for actions, that do not say what
             they stand for).
         rng: the only source of randomness.
-        known: a mapping to keep and to extend, such as that of another problem of the domain, or the `inverse` of an
-            obfuscation, which undoes it.
+        mapping: old word to new word, to be extended by the words that it lacks: the mapping of another problem of the
+            domain, say, or the `inverse` of an obfuscation, which undoes it.
 
     Raises:
-        ConfigError: an unknown style, or two words that `known` makes one.
+        ConfigError: an unknown style, or two words that `mapping` makes one.
         PddlError: the domain or the problem cannot be read.
     """
     if style not in OBFUSCATION_STYLES:
         raise ConfigError(f"style: expected one of {', '.join(OBFUSCATION_STYLES)}, got '{style}'")
-    mapping = dict(known or {})
+    mapping = dict(mapping or {})
     if len(set(mapping.values())) < len(mapping):
-        raise ConfigError("known: expected different new words for different old ones")
+        raise ConfigError("mapping: expected different new words for different old ones")
     domain = parse_domain(domain_pddl)
     problem = parse_problem(problem_pddl, domain)
-    forms = read_fast(domain_pddl, "<domain>"), read_fast(problem_pddl, "<problem>")
-    nameable = _declared_words(domain) | domain.constants.keys() | problem.objects.keys() | {domain.name, problem.name}
-    nameable |= {word for action in plan for word in action} | _stated_domain(forms[1])
-    words = [*_words(forms[0]), *_words(forms[1]), *(word for action in plan for word in action)]
-    named = [word for word in dict.fromkeys(words) if word in nameable - _FIXED or word.startswith("?")]
-    new = [word for word in named if word not in mapping]
-    mapping |= _new_words(new, domain, style, _UNUSABLE.union(words, mapping, mapping.values()), rng)
-    domain_form, problem_form = (_renamed(form, mapping) for form in forms)
+    domain_form = read_fast(domain_pddl, "<domain>")
+    problem_form = read_fast(problem_pddl, "<problem>")
+    plan_words = list(chain.from_iterable(plan))
+    # What may be renamed; every other word belongs to PDDL.
+    nameable = _declared_words(domain).union(
+        domain.constants, problem.objects, [domain.name, problem.name], plan_words, _stated_domain(problem_form)
+    )
+    nameable -= _FIXED
+    # In the order of the texts, so that the same texts and `rng` give the same words.
+    words = list(dict.fromkeys([*_words(domain_form), *_words(problem_form), *plan_words]))
+    new_words = [word for word in words if (word in nameable or word.startswith("?")) and word not in mapping]
+    # No new word may be an old one: that one would have two meanings where it is not renamed.
+    excluded = _UNUSABLE.union(words, mapping, mapping.values())
+    mapping |= _choose_words(new_words, domain, style, excluded, rng)
     return Obfuscated(
-        write_definition(domain_form), write_definition(problem_form), rename_plan(plan, mapping), mapping
+        domain_pddl=write_definition(_rename_words(domain_form, mapping)),
+        problem_pddl=write_definition(_rename_words(problem_form, mapping)),
+        plan=rename_plan(plan, mapping),
+        mapping=mapping,
     )
 
 
 def rename_plan(plan: Iterable[Action], mapping: Mapping[str, str]) -> tuple[Action, ...]:
     """Rename the words of a plan; words that the mapping does not have stay."""
-    return tuple(tuple(mapping.get(word, word) for word in action) for action in plan)
+    renamed = []
+    for action in plan:
+        renamed.append(tuple(mapping.get(word, word) for word in action))
+    return tuple(renamed)
 
 
 def inverse(mapping: Mapping[str, str]) -> dict[str, str]:
@@ -179,7 +189,7 @@ def inverse(mapping: Mapping[str, str]) -> dict[str, str]:
 
 def _declared_words(domain: Domain) -> set[str]:
     """Collect what a domain's text declares, beside its constants and variables."""
-    parents = {parent for parents in domain.types.values() for parent in parents}
+    parents = chain.from_iterable(domain.types.values())
     return {*domain.types, *parents, *domain.predicates, *domain.functions, *domain.actions}
 
 
@@ -191,21 +201,21 @@ def _stated_domain(problem: Iterable[Node]) -> set[str]:
 def _words(node: Node) -> Iterator[str]:
     """Yield the words of a form in the order of the text."""
     if isinstance(node, str):
-        yield str(node)
+        yield node
     else:
         for item in node:
             yield from _words(item)
 
 
-def _from_pools(
+def _names_from_pools(
     problem: Problem,
     names: Iterable[str],
     pools: Mapping[str, Sequence[str]],
-    taken: Collection[str],
+    excluded: Collection[str],
     rng: random.Random,
 ) -> dict[str, str]:
     """Draw names from the pools, each at most once."""
-    used = set(taken)
+    used = set(excluded)
     mapping: dict[str, str] = {}
     for name in names:
         kind = _pool_of(name, problem, pools)
@@ -218,73 +228,71 @@ def _from_pools(
 
 
 def _pool_of(name: str, problem: Problem, pools: Mapping[str, Sequence[str]]) -> str:
-    """Choose the pool of an object's type, of a type above it, or with its name in it."""
+    """Choose the pool of an object: that of its type, else of a type above it, else the one with its name."""
     types = problem.objects[name]
-    above = [kind for kind in pools if problem.domain.is_of_type(types, (kind,))]
-    kinds = [
-        *(kind for kind in above if kind in types),
-        *above,
-        *(kind for kind, pool in pools.items() if name in pool),
-    ]
+    kinds = [kind for kind in pools if kind in types]
+    kinds += [kind for kind in pools if problem.domain.is_of_type(types, (kind,))]
+    kinds += [kind for kind, pool in pools.items() if name in pool]
     if not kinds:
         raise ConfigError(f"pools: expected one for the object '{name}' ({' '.join(types)}), got {', '.join(pools)}")
     return kinds[0]
 
 
-def _random_words(rng: random.Random, n_words: int, taken: Collection[str]) -> list[str]:
+def _random_words(rng: random.Random, n_words: int, excluded: Collection[str]) -> list[str]:
     words: dict[str, None] = {}
     while len(words) < n_words:
         word = "".join(rng.choices(string.ascii_lowercase, k=_RANDOM_LETTERS))
-        if word not in taken:
+        if word not in excluded:
             words[word] = None
     return list(words)
 
 
-def _new_words(
-    words: Sequence[str], domain: Domain, style: str, taken: Collection[str], rng: random.Random
+def _choose_words(
+    words: Sequence[str], domain: Domain, style: str, excluded: Collection[str], rng: random.Random
 ) -> dict[str, str]:
-    """Choose other words for these; variables become `?` and a word."""
+    """Choose other words for these; variables become `?v1`, `?v2`, ..., which say nothing."""
     variables = [word for word in words if word.startswith("?")]
     names = [word for word in words if not word.startswith("?")]
-    mapping = dict(zip(variables, _variable_names(len(variables), taken), strict=True))
+    unused_variables = (variable for variable in map("?v{}".format, count(1)) if variable not in excluded)
+    mapping = dict(zip(variables, unused_variables, strict=False))
     if style == "random":
-        return mapping | dict(zip(names, _random_words(rng, len(names), taken), strict=True))
-    verbs = [word for word in names if word in domain.actions]
-    states = [word for word in names if word in domain.predicates and word not in domain.actions]
-    others = [word for word in names if word not in verbs and word not in states]
-    for group, ordinary in ((verbs, VERBS), (states, STATES), (others, NOUNS)):
-        mapping |= dict(zip(group, _ordinary_words(ordinary, len(group), taken, rng), strict=True))
+        return mapping | dict(zip(names, _random_words(rng, len(names), excluded), strict=True))
+    # Verbs for actions and adjectives for predicates: the new texts read like a domain, of other things. A word that
+    # is both an action and a predicate is one word, a verb.
+    verbs = [name for name in names if name in domain.actions]
+    states = [name for name in names if name in domain.predicates and name not in domain.actions]
+    nouns = [name for name in names if name not in domain.actions and name not in domain.predicates]
+    for group, vocabulary in ((verbs, VERBS), (states, STATES), (nouns, NOUNS)):
+        mapping |= dict(zip(group, _ordinary_words(vocabulary, excluded, rng), strict=False))
     return mapping
 
 
-def _variable_names(n_names: int, taken: Collection[str]) -> list[str]:
-    """List `?v1`, `?v2`, ...: they say nothing."""
-    return list(islice((name for name in map("?v{}".format, count(1)) if name not in taken), n_names))
-
-
-def _ordinary_words(ordinary: Sequence[str], n_words: int, taken: Collection[str], rng: random.Random) -> list[str]:
-    """Draw words of a list in random order; pairs of them (`cloud-fox`) where it is too short."""
-    order = rng.sample(ordinary, len(ordinary))
+def _ordinary_words(vocabulary: Sequence[str], excluded: Collection[str], rng: random.Random) -> Iterator[str]:
+    """Yield the words of a list in random order, and then pairs of them (`cloud-fox`)."""
+    order = rng.sample(vocabulary, len(vocabulary))
     pairs = (f"{first}-{second}" for first, second in permutations(order, 2))
-    return list(islice((word for word in chain(order, pairs) if word not in taken), n_words))
+    return (word for word in chain(order, pairs) if word not in excluded)
 
 
-def _renamed(node: Node, mapping: Mapping[str, str]) -> Node:
+def _rename_words(node: Node, mapping: Mapping[str, str]) -> Node:
     """Rename every word that the mapping has, wherever it stands."""
     if isinstance(node, str):
         return mapping.get(node, node)
-    return [_renamed(item, mapping) for item in node]
+    return [_rename_words(item, mapping) for item in node]
 
 
-def _terms_renamed(form: Sequence[Node], mapping: Mapping[str, str]) -> list[Node]:
-    """Rename what stands in the place of a term: not in front of a form (a predicate) nor behind `-` (a type)."""
-    renamed = list(form[:1]) if form and isinstance(form[0], str) else []
-    for number in range(len(renamed), len(form)):
-        item, behind_dash = form[number], number > 1 and form[number - 1] == "-"
-        if behind_dash:
+def _rename_terms(form: Sequence[Node], mapping: Mapping[str, str]) -> list[Node]:
+    """Rename the terms of a form: what is neither the first word (a predicate) nor after `-` (a type)."""
+    renamed: list[Node] = []
+    for number, item in enumerate(form):
+        is_head = number == 0 and isinstance(item, str)
+        is_type = number > 1 and form[number - 1] == "-"
+        if is_head or is_type:
             renamed.append(item)
+        elif isinstance(item, str):
+            renamed.append(mapping.get(item, item))
         else:
-            renamed.append(mapping.get(item, item) if isinstance(item, str) else _terms_renamed(item, mapping))
+            renamed.append(_rename_terms(item, mapping))
     return renamed
 
 
@@ -292,29 +300,30 @@ def _shuffled(items: Sequence[Node], rng: random.Random) -> list[Node]:
     return rng.sample(items, len(items))
 
 
-def _permuted_objects(items: Sequence[Node], rng: random.Random) -> list[Node]:
+def _shuffled_objects(items: Sequence[Node], rng: random.Random) -> list[Node]:
     """Shuffle the names of each `a b - type`, and these lists; names without a type stay at the end."""
-    groups: list[list[Node]] = []
+    # At the end, since a name in front of a list would get the type of that list.
+    typed_lists: list[list[Node]] = []
     names: list[Node] = []
     for number, item in enumerate(items):
         if number and items[number - 1] == "-":
-            groups.append([*_shuffled(names[:-1], rng), "-", item])
+            typed_lists.append([*_shuffled(names[:-1], rng), "-", item])
             names = []
         else:
             names.append(item)
-    return [item for group in rng.sample(groups, len(groups)) for item in group] + _shuffled(names, rng)
+    return [*chain.from_iterable(rng.sample(typed_lists, len(typed_lists))), *_shuffled(names, rng)]
 
 
 def _last_values(facts: Iterable[Node]) -> list[Node]:
     """Drop all but the last value of each function: only that counts, and their order would matter."""
-    kept: dict[str, Node] = {}
+    last_facts: dict[str, Node] = {}
     for number, fact in enumerate(facts):
         match fact:
             case ["=", function, *_]:
-                kept[_write(function)] = fact
+                last_facts[_write(function)] = fact
             case _:
-                kept[str(number)] = fact
-    return list(kept.values())
+                last_facts[str(number)] = fact
+    return list(last_facts.values())
 
 
 def _write(node: Node) -> str:
@@ -330,6 +339,7 @@ def write_definition(form: Node) -> str:
 def _write_section(section: Node) -> str:
     match section:
         case [":action", name, *parts]:
-            lines = [f"{_write(key)} {_write(part)}" for key, part in zip(parts[::2], parts[1::2], strict=True)]
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            lines = [f"{_write(key)} {_write(part)}" for key, part in pairs]
             return "\n    ".join([f"(:action {_write(name)}", *lines]) + ")"
     return _write(section)

@@ -13,7 +13,7 @@ from jaxppo.planning.validate.validator import visit
 def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
     """Let a problem begin in another state, with its objects and goal as they are.
 
-    Facts that the problem begins with keep their place; the others come behind them, sorted. Values of functions stay.
+    Facts that held at the start keep their place; new ones follow, sorted. Values of functions stay.
 
     Args:
         problem_pddl: problem text.
@@ -22,11 +22,12 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
     form = read_fast(problem_pddl, "<problem>")
     for number, section in enumerate(form):
         if isinstance(section, list) and section[:1] == [":init"]:
-            told = [fact for fact in section[1:] if fact[:1] != ["not"]]  # what is not said does not hold, either
-            known = {tuple(fact) for fact in told if "=" not in fact[:1]}
-            kept = [fact for fact in told if "=" in fact[:1] or tuple(fact) in facts]
-            new: list[Node] = [list[Node](fact) for fact in sorted(set(facts) - known)]
-            form[number] = [":init", *kept, *new]
+            # `(not ...)` may go: what is not stated does not hold anyway.
+            stated = [fact for fact in section[1:] if fact[:1] != ["not"]]
+            old_facts = {tuple(fact) for fact in stated if fact[:1] != ["="]}
+            remaining = [fact for fact in stated if fact[:1] == ["="] or tuple(fact) in facts]
+            new_facts: list[Node] = [list[Node](fact) for fact in sorted(set(facts) - old_facts)]
+            form[number] = [":init", *remaining, *new_facts]
     return write_definition(form)
 
 
@@ -34,15 +35,17 @@ def problem_after(problem_pddl: str, domain_pddl: str, actions: Sequence[Action]
     """Return a problem that begins where these actions lead.
 
     Raises:
-        DataError: they cannot be carried out, or there are numbers that conditions compare.
+        DataError: an action cannot be applied, or conditions compare numbers.
         PddlError: the built-in validator cannot read the texts.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
     visits = visit(problem, actions)
     facts, values = visits[-1].state
+    # There is a visit for the start and for each action up to one that cannot be applied.
     if len(visits) <= len(actions):
         step = format_action(actions[len(visits) - 1])
-        raise DataError(f"reference_plan: expected steps that can be carried out, got {step} as step {len(visits)}")
+        raise DataError(f"reference_plan: expected steps that can be applied, got {step} as step {len(visits)}")
+    # Values are not written into the new initial state, so they must not decide anything.
     if values:
-        raise DataError("problem_pddl: expected no numbers that conditions compare, to begin behind a step, got some")
+        raise DataError("problem_pddl: expected no numbers that conditions compare, to begin after a step, got some")
     return from_state(problem_pddl, facts)

@@ -115,7 +115,7 @@ def test_obfuscate_keeps_verdicts_and_leaves_no_word(domain, style):
     case = small_case(domain)
     known, seen = {}, set()
     for plan in mutated(case, 3):
-        new = obfuscate(*case[:2], plan, style, rng=random.Random(3), known=known)
+        new = obfuscate(*case[:2], plan, style, rng=random.Random(3), mapping=known)
         known = new.mapping
         expect_same(verdict(*case[:2], plan), verdict(new.domain_pddl, new.problem_pddl, new.plan), known)
         seen.add(verdict(new.domain_pddl, new.problem_pddl, new.plan).valid)
@@ -174,9 +174,11 @@ def test_obfuscate_with_the_inverse_mapping_undoes_it(style):
     for domain in DOMAINS:
         case = small_case(domain)
         new = obfuscate(*case, style, rng=random.Random(1))
-        back = obfuscate(new.domain_pddl, new.problem_pddl, new.plan, rng=random.Random(2), known=inverse(new.mapping))
+        back = obfuscate(
+            new.domain_pddl, new.problem_pddl, new.plan, rng=random.Random(2), mapping=inverse(new.mapping)
+        )
         # The old texts as they are written anew.
-        again = obfuscate(*case, rng=random.Random(3), known={word: word for word in new.mapping})
+        again = obfuscate(*case, rng=random.Random(3), mapping={word: word for word in new.mapping})
         assert (back.domain_pddl, back.problem_pddl, back.plan) == (again.domain_pddl, again.problem_pddl, case[2])
         assert rename_plan(new.plan, inverse(new.mapping)) == case[2]
         assert parse_problem(back.problem_pddl, parse_domain(case[0])).init_order == parse(case).init_order
@@ -186,8 +188,8 @@ def test_what_does_not_fit_is_refused_by_name():
     domain, problem, plan = small_case("ferry")
     with pytest.raises(ConfigError, match="style"):
         obfuscate(domain, problem, plan, "odd", rng=random.Random(1))
-    with pytest.raises(ConfigError, match="known"):
-        obfuscate(domain, problem, plan, rng=random.Random(1), known={"car1": "x", "car2": "x"})
+    with pytest.raises(ConfigError, match="mapping"):
+        obfuscate(domain, problem, plan, rng=random.Random(1), mapping={"car1": "x", "car2": "x"})
     with pytest.raises(PddlError):
         obfuscate(domain, problem[:-3], plan, rng=random.Random(1))
     for pools, named in (({"boat": ["b1"]}, "boat"), ({**DOMAINS["ferry"].pools, "shore": ["s1"]}, "shore")):
