@@ -174,13 +174,12 @@ def test_obfuscate_with_the_inverse_mapping_undoes_it(style):
     for domain in DOMAINS:
         case = small_case(domain)
         new = obfuscate(*case, style, rng=random.Random(1))
-        back = obfuscate(
-            new.domain_pddl, new.problem_pddl, new.plan, rng=random.Random(2), mapping=inverse(new.mapping)
-        )
+        old_words = inverse(new.mapping)
+        back = obfuscate(new.domain_pddl, new.problem_pddl, new.plan, rng=random.Random(2), mapping=old_words)
         # The old texts as they are written anew.
         again = obfuscate(*case, rng=random.Random(3), mapping={word: word for word in new.mapping})
         assert (back.domain_pddl, back.problem_pddl, back.plan) == (again.domain_pddl, again.problem_pddl, case[2])
-        assert rename_plan(new.plan, inverse(new.mapping)) == case[2]
+        assert rename_plan(new.plan, old_words) == case[2]
         assert parse_problem(back.problem_pddl, parse_domain(case[0])).init_order == parse(case).init_order
 
 
