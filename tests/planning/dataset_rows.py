@@ -34,4 +34,4 @@ def plan_of(row):
 
 
 def write(folder, rows, rejected=(), **others):
-    return write_dataset(folder, rows, rejected, **{"title": "Title", "how": "by hand", "use_val": False, **others})
+    return write_dataset(folder, rows, rejected, **{"title": "Title", "command": "by hand", "use_val": False, **others})

@@ -8,7 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Candidate, Solved, SplitBuilder, SplitSpec
+from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Attempt, Candidate, SplitBuilder, SplitSpec
 from jaxppo.planning.datasets.config import BuildConfig, parse_domain_sizes, parse_lengths
 from jaxppo.planning.datasets.folder import Rejected, write_dataset
 from jaxppo.planning.datasets.renamed_rows import renamed_rows
@@ -25,14 +25,14 @@ from jaxppo.planning.datasets.runs import (
 )
 from jaxppo.planning.datasets.terminal import Progress, Terminal
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.language.plans import Action, parse_action
+from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, planner_version
 from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
 
 LICENCE = "apache-2.0"
 """Of the rows; a planner's own licence is that of its program and does not pass to its plans."""
+# More objects than any problem has.
 _ANY = 1_000_000
-"""More objects than any problem has."""
 
 Words = dict[str, dict[str, dict[str, str]]]
 """Domain to style to the words of its obfuscation."""
@@ -41,8 +41,8 @@ Words = dict[str, dict[str, dict[str, str]]]
 def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
     """Make a data set, or go on with one that was stopped; a finished one is left alone.
 
-    Plans go to `plans.jsonl` at once; the splits are written at the end. Settings that only say how
-    fast (`workers`, `plans`) may differ between the calls.
+    Plans go to `plans.jsonl` as they are found, so that none is lost; the splits are written at the end. Settings that
+    do not decide the rows (`workers`, `plans`) may differ between the calls.
 
     Args:
         config: the settings.
@@ -62,20 +62,21 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
         return {}
     claim_folder(folder, config)
     plans = plans_file(folder, config.planners)
-    builders = _fill(config, plans, terminal)
+    builders = _fill_splits(config, plans, terminal)
     rows, words = _rows(config, builders)
     if config.planners.optimal_planner is not None:
-        solved = [row for own in rows.values() for row in own if row["paired_id"] is None]
-        optimal = optimal_plans(solved, config.planners.optimal_planner, config.planners, plans, terminal)
-        rows = _with_optimal_costs(rows, {row["id"]: plan for row, plan in zip(solved, optimal, strict=True)})
+        _add_optimal_costs(rows, config.planners.optimal_planner, config, plans, terminal)
     terminal.print("checking every reference plan, and writing")
+    rejected: list[Rejected] = []
+    for builder in builders:
+        rejected.extend(_rejected(builder))
     report = write_dataset(
         folder,
         rows,
-        [entry for builder in builders for entry in _rejected(builder)],
+        rejected,
         file_format=config.file_format,
         title="Planning problems in PDDL with reference plans",
-        how=command_line(config, "build"),
+        command=command_line(config, "build"),
         licence=LICENCE,
         mappings=words,
         words=_all_names(config, words),
@@ -93,74 +94,81 @@ def _check(config: BuildConfig) -> None:
             if name not in DOMAINS:
                 raise ConfigError(f"{field}: expected some of {', '.join(DOMAINS)}, got {name!r}")
     for name, sizes in parse_domain_sizes(config.train_sizes).items():
-        known = name in (*config.domains, *config.unseen_domains)
-        if not known or not {*sizes} <= {*DOMAINS[name].sizes}:
-            expected = f"sizes {DOMAINS[name].sizes[0]} to {DOMAINS[name].sizes[-1]}" if known else "a domain in use"
+        if name not in (*config.domains, *config.unseen_domains):
+            raise ConfigError(f"train_sizes: expected a domain in use, got {name}:{sizes[0]}-{sizes[-1]}")
+        offered = DOMAINS[name].sizes
+        if not set(sizes) <= set(offered):
+            expected = f"sizes {offered[0]} to {offered[-1]}"
             raise ConfigError(f"train_sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
-    planner_version(config.planners.planner)  # here there has to be one
+    # Imports can do without a planner (`none`), which `check_planners` allows; here that is an unknown one.
+    planner_version(config.planners.planner)
     check_planners(config.planners, config.use_val)
 
 
 # ------------------------------------------------------------------------------------------------------------ filling
 
 
-def _fill(config: BuildConfig, plans: Path, terminal: Terminal) -> list[SplitBuilder]:
-    """Draw and solve in rounds until every split is full or given up."""
+def _fill_splits(config: BuildConfig, plans: Path, terminal: Terminal) -> list[SplitBuilder]:
+    """Draw and solve in rounds until every split is full or given up.
+
+    Each round draws some candidates for every split that wants more rows, and solves all of them at once, so that the
+    planners' processes are busy. The splits test_longer and test_larger of a domain begin when its other splits are
+    done: their bounds on objects, and the problems that they may not have, depend on the rows of those.
+    """
     builders = [SplitBuilder(spec) for spec in _first_specs(config)]
-    waiting = [name for name in config.domains if config.n_test]
-    total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(waiting)
+    waiting_domains = list(config.domains) if config.n_test else []
+    total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(waiting_domains)
     terminal.print(f"{total} rows wanted, into {config.output_dir}; after a stop, run the same command again")
-    batch = _next_batch(config, waiting, builders)  # before the bar, which guesses the time left
-    told: set[tuple[str, str]] = set()
+    # The first draws come before the bar, which estimates the time left from when it begins.
+    batch = _next_batch(config, waiting_domains, builders)
+    reported: set[tuple[str, str]] = set()
     with terminal.progress(total, "build", unit="row") as progress:
         while batch:
             _solve(config, plans, batch, builders, progress)
-            batch = _next_batch(config, waiting, builders)
-            _tell_given_up(builders, told, terminal)
-    order = [*config.domains, *config.unseen_domains]  # and not that in which splits became full
+            batch = _next_batch(config, waiting_domains, builders)
+            for builder in builders:
+                key = (builder.spec.domain.name, builder.spec.split)
+                if not builder.is_open and builder.n_missing and key not in reported:
+                    reported.add(key)
+                    rows = f"{len(builder.accepted)} of {builder.spec.n_rows} rows"
+                    terminal.print(f"{key[1]} of {key[0]}: {builder.why_closed}; {rows}")
+    # Rows come in the order of the settings, and not in that in which splits became full.
+    order = [*config.domains, *config.unseen_domains]
     return sorted(builders, key=lambda builder: order.index(builder.spec.domain.name))
 
 
-def _tell_given_up(builders: Sequence[SplitBuilder], told: set[tuple[str, str]], terminal: Terminal) -> None:
-    """Say of each split that stays short, once, why."""
-    for builder in builders:
-        name = builder.spec.domain.name, builder.spec.split
-        if not builder.is_open and builder.n_missing and name not in told:
-            told.add(name)
-            terminal.print(
-                f"{name[1]} of {name[0]}: {builder.why_closed}; {len(builder.accepted)} of {builder.spec.n_rows} rows"
-            )
-
-
 def _next_batch(
-    config: BuildConfig, waiting: list[str], builders: list[SplitBuilder]
+    config: BuildConfig, waiting_domains: list[str], builders: list[SplitBuilder]
 ) -> list[tuple[SplitBuilder, Candidate]]:
-    """Draw candidates for splits that want more rows; those of `waiting` begin when their domain's others are done."""
+    """Draw candidates for splits that want more rows; adds the later splits of domains whose first ones are done."""
     while True:
-        for name in [name for name in waiting if not _is_open(builders, name)]:
-            waiting.remove(name)
-            builders += map(SplitBuilder, _later_specs(config, name, builders))
-        batch = [(builder, candidate) for builder in builders if builder.is_open for candidate in builder.draw()]
-        if batch or not waiting:
+        for name in list(waiting_domains):
+            if not any(builder.is_open for builder in builders if builder.spec.domain.name == name):
+                waiting_domains.remove(name)
+                builders.extend(map(SplitBuilder, _later_specs(config, name, builders)))
+        batch = []
+        for builder in builders:
+            if builder.is_open:
+                batch += [(builder, candidate) for candidate in builder.draw()]
+        # Drawing may have closed the last open split of a waiting domain.
+        if batch or not waiting_domains:
             return batch
-
-
-def _is_open(builders: Sequence[SplitBuilder], name: str) -> bool:
-    return any(builder.is_open for builder in builders if builder.spec.domain.name == name)
 
 
 def _first_specs(config: BuildConfig) -> Iterator[SplitSpec]:
     """Yield the specs of splits that depend on no other one."""
-    counts = {"train": config.n_train, "rl": config.n_rl, "test": config.n_test}
-    wanted = [(name, split, count) for name in config.domains for split, count in counts.items()]
-    wanted += [(name, "test_unseen", config.n_test) for name in config.unseen_domains]
-    for name, split, count in wanted:
-        if count:
+    n_rows_by_split = {"train": config.n_train, "rl": config.n_rl, "test": config.n_test}
+    splits = []
+    for name in config.domains:
+        splits += [(name, split, n_rows) for split, n_rows in n_rows_by_split.items()]
+    splits += [(name, "test_unseen", config.n_test) for name in config.unseen_domains]
+    for name, split, n_rows in splits:
+        if n_rows:
             lengths = config.rl_lengths if split == "rl" else None
             yield SplitSpec(
                 domain=DOMAINS[name],
                 split=split,
-                n_rows=count,
+                n_rows=n_rows,
                 sizes=_train_sizes(config, name),
                 lengths=(parse_lengths(lengths or config.short_lengths),),
                 n_objects=range(_ANY),
@@ -169,23 +177,31 @@ def _first_specs(config: BuildConfig) -> Iterator[SplitSpec]:
 
 
 def _train_sizes(config: BuildConfig, name: str) -> range:
-    sizes = parse_domain_sizes(config.train_sizes)
-    return sizes[name] if name in sizes else DOMAINS[name].train_sizes
+    return parse_domain_sizes(config.train_sizes).get(name, DOMAINS[name].train_sizes)
 
 
 def _later_specs(config: BuildConfig, name: str, builders: Sequence[SplitBuilder]) -> Iterator[SplitSpec]:
     """Yield the specs for longer plans with no more objects than before, and for more objects than before."""
-    own = [builder for builder in builders if builder.spec.domain.name == name]
-    most = max(chain.from_iterable(builder.object_counts() for builder in own), default=0)
-    taken = frozenset(chain.from_iterable(builder.forms() for builder in own if builder.spec.split == "test"))
-    short, long = parse_lengths(config.short_lengths), parse_lengths(config.long_lengths)
-    domain, own_sizes = DOMAINS[name], _train_sizes(config, name)
-    end = max(domain.larger_sizes[-1], min(own_sizes[-1] + 1, domain.sizes[-1])) + 1
-    larger = range(min(own_sizes[-1] + 1, domain.sizes[-1]), end)
-    for split, sizes, lengths, n_objects in (
-        ("test_longer", range(median_low(own_sizes), end), (long,), range(most + 1)),
-        ("test_larger", larger, (short, long), range(most + 1, _ANY)),
-    ):
+    max_objects = 0
+    test_forms: set[str] = set()
+    for builder in builders:
+        if builder.spec.domain.name == name:
+            for candidate, _ in builder.accepted:
+                max_objects = max(max_objects, candidate.n_objects)
+                # All test splits draw from one partition, so only these could share a problem with the new ones.
+                if builder.spec.split == "test":
+                    test_forms.add(candidate.form)
+    short = parse_lengths(config.short_lengths)
+    long = parse_lengths(config.long_lengths)
+    domain = DOMAINS[name]
+    train_sizes = _train_sizes(config, name)
+    # Larger sizes begin above those of train, and end where the domain's do; there is always one.
+    first_larger = min(train_sizes[-1] + 1, domain.sizes[-1])
+    end = max(domain.larger_sizes[-1], first_larger) + 1
+    # Plans that are long for their objects are found among the sizes from the middle of train's.
+    longer = ("test_longer", range(median_low(train_sizes), end), (long,), range(max_objects + 1))
+    larger = ("test_larger", range(first_larger, end), (short, long), range(max_objects + 1, _ANY))
+    for split, sizes, lengths, n_objects in (longer, larger):
         yield SplitSpec(
             domain=domain,
             split=split,
@@ -194,7 +210,7 @@ def _later_specs(config: BuildConfig, name: str, builders: Sequence[SplitBuilder
             lengths=lengths,
             n_objects=n_objects,
             seed=config.seed,
-            taken=taken,
+            excluded_forms=frozenset(test_forms),
         )
 
 
@@ -205,15 +221,12 @@ def _solve(
     builders: Sequence[SplitBuilder],
     progress: Progress,
 ) -> None:
-    """Call the planners once more."""
-    tasks = [
-        PlanTask(
-            f"{builder.spec.domain.name}-{builder.spec.split}-{candidate.number}",
-            builder.spec.domain.pddl,
-            candidate.problem_pddl,
-        )
-        for builder, candidate in batch
-    ]
+    """Let the planners solve a batch, and the splits take what fits."""
+    tasks = []
+    for builder, candidate in batch:
+        spec = builder.spec
+        task_id = f"{spec.domain.name}-{spec.split}-{candidate.number}"
+        tasks.append(PlanTask(task_id, spec.domain.pddl, candidate.problem_pddl))
     results = find_plans(
         tasks,
         planner=config.planners.planner,
@@ -221,13 +234,12 @@ def _solve(
         workers=config.planners.workers,
         cache=plans,
     )
-    done = sum(len(builder.accepted) for builder in builders)
     for (builder, candidate), result in zip(batch, results, strict=True):
-        if builder.take(Solved(candidate, result)):
-            done += 1
-            spec, n_full = builder.spec, sum(not other.n_missing for other in builders)
+        if builder.take(Attempt(candidate, result)):
+            spec = builder.spec
+            n_full = sum(not other.n_missing for other in builders)
             progress.update(
-                done,
+                sum(len(builder.accepted) for builder in builders),
                 **{f"{spec.domain.name} {spec.split}": f"{len(builder.accepted)}/{spec.n_rows}"},
                 full=f"{n_full}/{len(builders)}",
             )
@@ -241,64 +253,62 @@ def _rows(config: BuildConfig, builders: Sequence[SplitBuilder]) -> tuple[dict[s
     rows: dict[str, list[Row]] = {}
     words: Words = {}
     for builder in builders:
-        own = [
-            _row(builder.spec, number, solved, config.prompt_style) for number, solved in enumerate(builder.accepted)
-        ]
-        if builder.spec.split == "train":
-            pools, count = builder.spec.domain.pools, config.n_renamings
-            own = [same for row in own for same in (row, *renamed_rows(row, pools, count, builder.spec.seed))]
-        rows.setdefault(builder.spec.split, []).extend(own)
+        spec = builder.spec
+        split_rows = rows.setdefault(spec.split, [])
+        for number, attempt in enumerate(builder.accepted):
+            row = _row(spec, number, attempt, config.prompt_style)
+            split_rows.append(row)
+            if spec.split == "train":
+                split_rows.extend(renamed_rows(row, spec.domain.pools, config.n_renamings, spec.seed))
+    styles = OBFUSCATION_STYLES if config.obfuscation == "both" else (config.obfuscation,)
     for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
-        own = [row for row in rows.get("test", []) if row["domain"] == name]
-        if own:
-            words[name] = {style: _obfuscation(name, style, config.seed) for style in _styles(config)}
-            rows.setdefault("test_obfuscated", []).extend(_in_other_words(own, words[name]))
+        test_rows = [row for row in rows.get("test", []) if row["domain"] == name]
+        if test_rows:
+            words[name] = {style: _obfuscation(name, style, config.seed) for style in styles}
+            rows.setdefault("test_obfuscated", []).extend(_obfuscated_rows(test_rows, words[name]))
     return rows, words
 
 
-def _row(spec: SplitSpec, number: int, solved: Solved, prompt_style: str) -> Row:
-    assert solved.result.plan is not None
+def _row(spec: SplitSpec, number: int, attempt: Attempt, prompt_style: str) -> Row:
+    assert attempt.result.plan is not None
     return make_row(
         id=f"{spec.domain.name}-{spec.split}-{number:05d}",
         domain=spec.domain.name,
         split=spec.split,
         domain_pddl=spec.domain.pddl,
-        problem_pddl=solved.candidate.problem_pddl,
-        plan=solved.result.plan,
+        problem_pddl=attempt.candidate.problem_pddl,
+        plan=attempt.result.plan,
         prompt_style=prompt_style,
-        planner=solved.result.planner,
+        planner=attempt.result.planner,
         obfuscation=None,
         paired_id=None,
     )
 
 
-def _styles(config: BuildConfig) -> tuple[str, ...]:
-    return OBFUSCATION_STYLES if config.obfuscation == "both" else (config.obfuscation,)
-
-
 def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
     """Choose other words for all that the problems of a domain may say."""
+    # A problem that names every object of the pools: so one mapping serves all problems of the domain.
     domain = DOMAINS[name]
-    objects = " ".join(sorted({word for pool in domain.pools.values() for word in pool}))
+    objects = " ".join(sorted(set(chain.from_iterable(domain.pools.values()))))
     everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"
     rng = random.Random(f"{name}/{style}/{seed}")
     return dict(obfuscate(domain.pddl, everything, (), style, rng=rng).mapping)
 
 
-def _in_other_words(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
+def _obfuscated_rows(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
     """Yield the same problems and plans in other words; several styles take turns."""
     for number, row in enumerate(rows):
         style = list(mappings)[number % len(mappings)]
         plan = tuple(map(parse_action, row["reference_plan"]))
         rng = random.Random(row["id"])
-        other = obfuscate(row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, mapping=mappings[style])
+        obfuscated = obfuscate(row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, mapping=mappings[style])
         yield make_row(
             id=row["id"].replace("-test-", "-test_obfuscated-"),
             domain=row["domain"],
             split="test_obfuscated",
-            domain_pddl=other.domain_pddl,
-            problem_pddl=other.problem_pddl,
-            plan=other.plan,
+            domain_pddl=obfuscated.domain_pddl,
+            problem_pddl=obfuscated.problem_pddl,
+            plan=obfuscated.plan,
             prompt_style=row["prompt_style"],
             planner=row["planner"],
             obfuscation=style,
@@ -306,23 +316,29 @@ def _in_other_words(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str
         )
 
 
-def _with_optimal_costs(
-    rows: Mapping[str, list[Row]], found: Mapping[str, tuple[Action, ...] | None]
-) -> dict[str, list[Row]]:
+def _add_optimal_costs(
+    rows: Mapping[str, list[Row]], planner: str, config: BuildConfig, plans: Path, terminal: Terminal
+) -> None:
     """Add the column `optimal_cost`: steps of an optimal plan, None where the optimal planner found none."""
-    costs = {name: None if plan is None else len(plan) for name, plan in found.items()}
-    return {
-        split: [{**row, "optimal_cost": costs[row["paired_id"] or row["id"]]} for row in own]
-        for split, own in rows.items()
-    }
+    # A copy in other names or words has the cost of the row that it is a copy of.
+    originals = [row for row in chain.from_iterable(rows.values()) if row["paired_id"] is None]
+    optimal = optimal_plans(originals, planner, config.planners, plans, terminal)
+    costs: dict[str, int | None] = {}
+    for row, plan in zip(originals, optimal, strict=True):
+        costs[row["id"]] = None if plan is None else len(plan)
+    for row in chain.from_iterable(rows.values()):
+        row["optimal_cost"] = costs[row["paired_id"] or row["id"]]
 
 
 def _all_names(config: BuildConfig, words: Words) -> set[str]:
     """Return every name that a problem of the domains may use, in all words."""
-    plain = {name for domain in (*config.domains, *config.unseen_domains) for name in DOMAINS[domain].names}
-    mappings = [(DOMAINS[domain].names, mapping) for domain, styles in words.items() for mapping in styles.values()]
-    other = {mapping[name] for names, mapping in mappings for name in names}
-    return plain | other
+    names: set[str] = set()
+    for domain in (*config.domains, *config.unseen_domains):
+        names.update(DOMAINS[domain].names)
+    for domain, mappings in words.items():
+        for mapping in mappings.values():
+            names.update(mapping[name] for name in DOMAINS[domain].names)
+    return names
 
 
 # ------------------------------------------------------------------------------------------------------------- report
@@ -338,16 +354,16 @@ def _rejected(builder: SplitBuilder) -> Iterator[Rejected]:
 
 def _figures(config: BuildConfig, builders: Sequence[SplitBuilder]) -> dict[str, Any]:
     draws: dict[str, dict[str, Any]] = {}
+    shortfalls = []
     for builder in builders:
-        draws.setdefault(builder.spec.split, {})[builder.spec.domain.name] = builder.figures()
-    names = dict.fromkeys([config.planners.planner, config.planners.optimal_planner])
+        spec = builder.spec
+        draws.setdefault(spec.split, {})[spec.domain.name] = builder.figures()
+        if builder.n_missing:
+            shortfalls.append(f"{spec.split} of {spec.domain.name}: {len(builder.accepted)} of {spec.n_rows} rows")
+    planners = dict.fromkeys([config.planners.planner, config.planners.optimal_planner])
     return {
         "settings": settings_of(config),
         "draws": draws,
-        "shortfalls": [
-            f"{builder.spec.split} of {builder.spec.domain.name}: {len(builder.accepted)} of {builder.spec.n_rows} rows"
-            for builder in builders
-            if builder.n_missing
-        ],
-        "planner_licences": {name: PLANNERS[name].licence for name in names if name is not None},
+        "shortfalls": shortfalls,
+        "planner_licences": {name: PLANNERS[name].licence for name in planners if name is not None},
     }

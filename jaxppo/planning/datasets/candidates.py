@@ -13,18 +13,23 @@ from typing import NamedTuple
 
 from jaxppo.planning.datasets.rows import SPLIT_PARTITIONS, partition_of_form
 from jaxppo.planning.domains import PlanningDomain
-from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
+from jaxppo.planning.language.parse import parse_domain, parse_problem
 from jaxppo.planning.solve.planners import PlanResult
 from jaxppo.planning.transform.canonical import canonical_form
 
 PROBLEM_NAME = "task"
 """What every problem calls itself: its own name would be one more word in a prompt, and give the split away."""
-# A stream is given up where this many draws in a row may not enter the split, or this many plans in a row do not fit.
-_MAX_DRAWS, _MAX_PLANS = 5_000, 400
-# And where of the last so many problems that may enter it, fewer than so many had not been drawn before.
-_WINDOW, _LEAST_NEW = 500, 3
-# Problems solved at a time for one split, at least and at most, and draws after which they may be fewer.
-_CHUNK, _ROUND = range(8, 100), 2_000
+# A stream is given up after this many draws in a row that may not enter the split,
+_MAX_DRAWS = 5_000
+# or this many plans in a row that do not fit,
+_MAX_PLANS = 400
+# or where, of the last so many problems that may enter it, fewer than so many had not been drawn before.
+_WINDOW = 500
+_LEAST_NEW = 3
+# Problems solved at a time for one split, at least and at most,
+_CHUNK = range(8, 100)
+# and the draws after which they may be fewer.
+_ROUND = 2_000
 
 
 class Supply:
@@ -33,8 +38,8 @@ class Supply:
     def __init__(self) -> None:
         self._last: deque[bool] = deque(maxlen=_WINDOW)
 
-    def saw(self, is_new: bool) -> None:
-        """Take note of a draw."""
+    def record(self, is_new: bool) -> None:
+        """Record whether a draw was new."""
         self._last.append(is_new)
 
     @property
@@ -50,16 +55,20 @@ class Candidate(NamedTuple):
         number: its place in the stream.
         size: what the generator was asked for.
         problem_pddl: its text.
-        skipped: what was drawn before it and may not enter the split, by reason.
+        form: its canonical form.
+        n_objects: the number of its objects.
+        skipped: why draws before it may not enter the split: their number by reason.
     """
 
     number: int
     size: int
     problem_pddl: str
+    form: str
+    n_objects: int
     skipped: Counter[str]
 
 
-class Solved(NamedTuple):
+class Attempt(NamedTuple):
     """A candidate and its plan, or the reason why there is none."""
 
     candidate: Candidate
@@ -78,7 +87,7 @@ class SplitSpec:
         lengths: lengths of plans that fit.
         n_objects: numbers of objects that fit.
         seed: decides the draws.
-        taken: canonical forms of the rows that earlier splits of the same partition took.
+        excluded_forms: canonical forms of the rows that earlier splits of the same partition have.
     """
 
     domain: PlanningDomain
@@ -88,7 +97,7 @@ class SplitSpec:
     lengths: Sequence[range]
     n_objects: range
     seed: int
-    taken: frozenset[str] = frozenset()
+    excluded_forms: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -99,23 +108,23 @@ class SplitBuilder:
         spec: what is wanted.
         accepted: what fits, in the order of the stream.
         failed: what no planner solved.
-        planned: candidates whose plans were looked at.
+        n_planned: number of candidates whose plans were looked at.
         is_open: whether more is wanted and may come.
         skipped: why draws did not become candidates, up to the last candidate looked at.
     """
 
     spec: SplitSpec
-    accepted: list[Solved] = field(default_factory=list)
-    failed: list[Solved] = field(default_factory=list)
-    planned: int = 0
+    accepted: list[Attempt] = field(default_factory=list)
+    failed: list[Attempt] = field(default_factory=list)
+    n_planned: int = 0
     is_open: bool = True
     skipped: Counter[str] = field(default_factory=Counter)
-    _drawn: int = 0
-    _skips: Counter[str] = field(default_factory=Counter)
+    _n_drawn: int = 0
+    _drawn_skips: Counter[str] = field(default_factory=Counter)
     _forms: set[str] = field(default_factory=set)
     _supply: Supply = field(default_factory=Supply)
     _is_dry: bool = False
-    _misses: int = 0
+    _n_misses: int = 0
 
     @property
     def n_missing(self) -> int:
@@ -127,90 +136,86 @@ class SplitBuilder:
         """Say why a split that is not open has rows missing."""
         if self._supply.is_exhausted:
             return "hardly any problem of these sizes is new any more"
-        if self._misses >= _MAX_PLANS:
-            return f"{self._misses} plans in a row have other lengths"
+        if self._n_misses >= _MAX_PLANS:
+            return f"{self._n_misses} plans in a row have other lengths"
         return f"{_MAX_DRAWS} draws in a row may not enter it"
 
     def draw(self) -> list[Candidate]:
         """Draw the next candidates: about as many as the missing rows need, judged by those so far."""
-        share = (len(self.accepted) + 3) / (self.planned + 4)
-        wanted = min(max(math.ceil(1.1 * self.n_missing / share), _CHUNK[0]), _CHUNK[-1])
+        # The share of candidates that become rows, as if three of four had done so before the first one.
+        share = (len(self.accepted) + 3) / (self.n_planned + 4)
+        n_wanted = min(max(math.ceil(1.1 * self.n_missing / share), _CHUNK[0]), _CHUNK[-1])
         candidates: list[Candidate] = []
-        first = self._drawn
-        while len(candidates) < wanted and not self._is_dry and not (candidates and self._drawn - first > _ROUND):
-            candidate = self._next()
+        last_draw = self._n_drawn + _ROUND
+        while len(candidates) < n_wanted and not self._is_dry:
+            if candidates and self._n_drawn > last_draw:
+                break
+            candidate = self._next_candidate()
             if candidate is None:
                 self._is_dry = True
             else:
                 candidates.append(candidate)
         if not candidates:
-            self.is_open, self.skipped = False, self._skips
+            self.is_open = False
+            self.skipped = self._drawn_skips
         return candidates
 
-    def take(self, solved: Solved) -> bool:
-        """Look at the next candidate's plan; whether it became a row."""
+    def take(self, attempt: Attempt) -> bool:
+        """Take the next candidate if its plan fits, in the order of the stream; returns whether it became a row."""
+        # Plans that were found after the last row are not looked at: the report would depend on the chunks.
         if not self.is_open:
             return False
-        self.planned, self.skipped = self.planned + 1, solved.candidate.skipped
-        plan = solved.result.plan
+        self.n_planned += 1
+        self.skipped = attempt.candidate.skipped
+        plan = attempt.result.plan
         fits = plan is not None and any(len(plan) in band for band in self.spec.lengths)
         if plan is None:
-            self.failed.append(solved)
+            self.failed.append(attempt)
         if fits:
-            self.accepted.append(solved)
-        self._misses = 0 if fits else self._misses + 1
-        self.is_open = self.n_missing > 0 and self._misses < _MAX_PLANS
+            self.accepted.append(attempt)
+        self._n_misses = 0 if fits else self._n_misses + 1
+        self.is_open = self.n_missing > 0 and self._n_misses < _MAX_PLANS
         return fits
 
     def figures(self) -> dict[str, int]:
         """Count the draws, and what became of them."""
-        rows, failed = len(self.accepted), len(self.failed)
+        n_rows = len(self.accepted)
+        n_failed = len(self.failed)
         return {
-            "draws": self.skipped.total() + self.planned,
+            "draws": self.skipped.total() + self.n_planned,
             **{reason: self.skipped[reason] for reason in ("other objects", "other partition", "repeated")},
-            "solved": self.planned - failed,
-            "failed": failed,
-            "other length": self.planned - failed - rows,
-            "rows": rows,
+            "solved": self.n_planned - n_failed,
+            "failed": n_failed,
+            "other length": self.n_planned - n_failed - n_rows,
+            "rows": n_rows,
         }
 
-    def forms(self) -> set[str]:
-        """Return the canonical forms of what was accepted."""
-        return {canonical_form(self._parsed(solved.candidate.problem_pddl)) for solved in self.accepted}
-
-    def object_counts(self) -> list[int]:
-        """Return the number of objects of each accepted problem."""
-        return [len(self._parsed(solved.candidate.problem_pddl).objects) for solved in self.accepted]
-
-    def _next(self) -> Candidate | None:
-        """Draw until a problem may enter the split; None where that is hopeless."""
+    def _next_candidate(self) -> Candidate | None:
+        """Draw until a problem may enter the split, whatever its plan is; None where that is hopeless."""
         spec = self.spec
         for _ in range(_MAX_DRAWS):
             if self._supply.is_exhausted:
                 return None
-            index, size = self._drawn, spec.sizes[self._drawn % len(spec.sizes)]
-            self._drawn += 1
-            rng = random.Random(f"{spec.domain.name}/{spec.split}/{spec.seed}/{index}")
+            number = self._n_drawn
+            self._n_drawn += 1
+            size = spec.sizes[number % len(spec.sizes)]
+            # A generator for each draw: a problem depends on its number alone, not on how often others drew.
+            rng = random.Random(f"{spec.domain.name}/{spec.split}/{spec.seed}/{number}")
             text = spec.domain.generate_problem(size, rng, PROBLEM_NAME)
-            obstacle = self._obstacle(self._parsed(text))
-            if obstacle is None:
-                return Candidate(index, size, text, self._skips.copy())
-            self._skips[obstacle] += 1
+            problem = parse_problem(text, parse_domain(spec.domain.pddl))
+            n_objects = len(problem.objects)
+            if n_objects not in spec.n_objects:
+                self._drawn_skips["other objects"] += 1
+                continue
+            form = canonical_form(problem)
+            if partition_of_form(form) != SPLIT_PARTITIONS[spec.split]:
+                self._drawn_skips["other partition"] += 1
+                continue
+            is_new = form not in self._forms and form not in spec.excluded_forms
+            self._supply.record(is_new)
+            if not is_new:
+                self._drawn_skips["repeated"] += 1
+                continue
+            self._forms.add(form)
+            return Candidate(number, size, text, form, n_objects, self._drawn_skips.copy())
         return None
-
-    def _obstacle(self, problem: Problem) -> str | None:
-        """Say why a problem may not enter the split, whatever its plan is; None where it may."""
-        if len(problem.objects) not in self.spec.n_objects:
-            return "other objects"
-        form = canonical_form(problem)
-        if partition_of_form(form) != SPLIT_PARTITIONS[self.spec.split]:
-            return "other partition"
-        is_new = form not in self._forms and form not in self.spec.taken
-        self._supply.saw(is_new)
-        if not is_new:
-            return "repeated"
-        self._forms.add(form)
-        return None
-
-    def _parsed(self, problem_pddl: str) -> Problem:
-        return parse_problem(problem_pddl, parse_domain(self.spec.domain.pddl))

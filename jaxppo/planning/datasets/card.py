@@ -1,6 +1,6 @@
 """The card of a data set: README.md with the metadata that the `datasets` library and the Hugging Face hub read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -51,7 +51,7 @@ def data_card(report: Mapping[str, Any], features: Mapping[str, Any], files: Map
         f"# {_plain(report['title'])}\n",
         "PDDL planning problems as prompts, each with a reference plan that "
         f"{' and '.join(_VALIDATORS[name] for name in report['validators'])} accepted.\n",
-        f"## How it was made\n\n{_made(report)}\n",
+        f"## How it was made\n\n{_how_it_was_made(report)}\n",
         f"## Splits\n\n{_split_table(report['splits'])}\n",
         f"## Leaks\n\n{leak_text(report['leaks'])}\n",
         f"## Left out\n\n{_rejected_text(report['rejected'])}\n",
@@ -71,60 +71,77 @@ _LIMITS = """\
 def leak_text(leaks: Mapping[str, Any]) -> str:
     """Write the leak report in sentences."""
     pairs = leaks["pairs"]
-    problems, prompts = (sum(pair[kind] for pair in pairs.values()) for kind in ("problems", "prompts"))
+    n_problems = sum(pair["problems"] for pair in pairs.values())
+    n_prompts = sum(pair["prompts"] for pair in pairs.values())
     lines = [
-        f"{problems} shared problems and {prompts} shared prompts between {len(pairs)} pairs of splits; "
+        f"{n_problems} shared problems and {n_prompts} shared prompts between {len(pairs)} pairs of splits; "
         "problems are compared up to the names of objects and the order of atoms."
     ]
-    lines += [
-        f"{_plain(name)}: {pair['problems']} shared problems, {pair['prompts']} shared prompts."
-        for name, pair in pairs.items()
-        if any(pair.values())
-    ]
+    for name, pair in pairs.items():
+        if any(pair.values()):
+            lines.append(f"{_plain(name)}: {pair['problems']} shared problems, {pair['prompts']} shared prompts.")
     lines += [f"{_plain(split)}: plan lengths reach those of test_longer." for split in leaks["touching_bands"]]
     lines += [f"{_plain(domain)}: in test_unseen and in train." for domain in leaks["seen_domains"]]
-    repeated = {split: count for split, count in leaks["repeated"].items() if count}
-    lines += [f"{_plain(split)}: {count} rows repeat a problem of the split." for split, count in repeated.items()]
+    for split, count in leaks["repeated"].items():
+        if count:
+            lines.append(f"{_plain(split)}: {count} rows repeat a problem of the split.")
     if leaks["paired"]:
         lines.append(f"test and test_obfuscated are paired on purpose: {leaks['paired']} problems are in both.")
     return "\n".join(lines)
 
 
 def _metadata(report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    split_rows = {split: sum(own["rows"] for own in domains.values()) for split, domains in report["splits"].items()}
-    n_rows = sum(split_rows.values())
-    sizes = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
-    content = {
-        "pretty_name": _plain(report["title"]),
-        **({} if report["licence"] is None else {"license": report["licence"]}),
+    """Write the YAML at the head of the card, in the words of the hub."""
+    n_rows = sum(figures["rows"] for _, _, figures in _split_figures(report["splits"]))
+    content: dict[str, Any] = {"pretty_name": _plain(report["title"])}
+    if report["licence"] is not None:
+        content["license"] = report["licence"]
+    content |= {
         "language": ["en"],
         "task_categories": ["text-generation"],
         "tags": ["planning", "pddl", "reinforcement-learning"],
-        "size_categories": [next((name for most, name in sizes if n_rows < most), "n>1M")],
+        "size_categories": [_size_category(n_rows)],
         "configs": [
             {
                 "config_name": "default",
                 "data_files": [{"split": split, "path": path} for split, path in files.items()],
             }
         ],
-        "dataset_info": {
-            "features": [
-                {"name": name, **({"dtype": kind} if isinstance(kind, str) else {"list": _inner(kind["list"])})}
-                for name, kind in features.items()
-            ],
-        },
+        "dataset_info": {"features": [{"name": name, **_feature(kind)} for name, kind in features.items()]},
     }
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def _inner(kind: Any) -> Any:
-    return kind if isinstance(kind, str) else {"list": _inner(kind["list"])}
+def _size_category(n_rows: int) -> str:
+    for limit, category in ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M")):
+        if n_rows < limit:
+            return category
+    return "n>1M"
 
 
-def _made(report: Mapping[str, Any]) -> str:
+def _feature(kind: Any) -> dict[str, Any]:
+    """Describe a column: the hub has `dtype` for the type of a column, and nothing but the type for that of an item."""
+    return {"dtype": kind} if isinstance(kind, str) else _list_feature(kind)
+
+
+def _list_feature(kind: Any) -> Any:
+    return kind if isinstance(kind, str) else {"list": _list_feature(kind["list"])}
+
+
+def _split_figures(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    """Yield split, domain and figures."""
+    for split, domains in splits.items():
+        for domain, figures in domains.items():
+            yield split, domain, figures
+
+
+def _how_it_was_made(report: Mapping[str, Any]) -> str:
+    # A command may hold a token.
     lines = [_plain(redact(report["how"])), ""]
-    planners = sorted({name for own in report["splits"].values() for part in own.values() for name in part["planners"]})
-    lines.append(f"Reference plans are from: {', '.join(map(_plain, planners))}.")
+    planners: set[str] = set()
+    for _, _, figures in _split_figures(report["splits"]):
+        planners.update(figures["planners"])
+    lines.append(f"Reference plans are from: {', '.join(map(_plain, sorted(planners)))}.")
     for name, licence in report.get("planner_licences", {}).items():
         lines.append(f"Licence of {_plain(name)}: {_plain(licence)}.")
     for shortfall in report.get("shortfalls", []):
@@ -134,10 +151,9 @@ def _made(report: Mapping[str, Any]) -> str:
 
 def _split_table(splits: Mapping[str, Any]) -> str:
     lines = ["| split | domain | rows | plan length: least, median, most | objects |", "|---|---|---|---|---|"]
-    for split, domains in splits.items():
-        for domain, own in domains.items():
-            cells = (split, domain, own["rows"], _range(own["plan_length"]), _range(own["n_objects"]))
-            lines.append(f"| {' | '.join(_plain(str(cell)) for cell in cells)} |")
+    for split, domain, figures in _split_figures(splits):
+        cells = (split, domain, str(figures["rows"]), _range(figures["plan_length"]), _range(figures["n_objects"]))
+        lines.append(f"| {' | '.join(map(_plain, cells))} |")
     notes = [f"- `{split}`: {_SPLITS[split]}" for split in splits if split in _SPLITS]
     return "\n".join([*lines, "", *notes])
 
@@ -160,5 +176,6 @@ def _column_table(features: Mapping[str, Any]) -> str:
 
 def _plain(text: str) -> str:
     """Put text from outside on one line of Markdown, where it can neither end a table nor start markup."""
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return "".join(f"\\{char}" if char in "\\`*[]<>|" else char for char in shown)
+    # Line breaks and marks that turn the direction of text around are not printable.
+    line = "".join(char if char.isprintable() else " " for char in text)
+    return "".join(f"\\{char}" if char in "\\`*[]<>|" else char for char in line)

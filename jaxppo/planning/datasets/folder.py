@@ -1,14 +1,16 @@
 """The folder of a data set: splits, what was left out and why, leaks, vocabulary and card."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxppo.config.paths import write_atomically
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.card import data_card
+from jaxppo.planning.datasets.config import FileFormat
 from jaxppo.planning.datasets.files import (
     CARD_FILE,
     OBFUSCATION_FILE,
@@ -29,10 +31,8 @@ from jaxppo.planning.prompts import split_words, vocabulary
 from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val, run_val_many
 
-FileFormat = Literal["jsonl", "parquet", "both"]
-
-# What a reason starts with, and what it is counted as; others are counted as what stands before their colon.
-_KINDS = ("invalid plan", "duplicate of", "plan length", "timeout", "memory", "limit", "unsolvable")
+# Reasons that begin with one of these are counted under it, all others under what stands before their colon.
+_REASON_KINDS = ("invalid plan", "duplicate of", "plan length", "timeout", "memory", "limit", "unsolvable")
 
 
 class Rejected(NamedTuple):
@@ -41,7 +41,7 @@ class Rejected(NamedTuple):
     Attributes:
         id: its name.
         domain: name of its domain.
-        split: the split that it was meant for; empty where that was open.
+        split: the split that it was meant for; empty where that was not decided.
         source: where it comes from: a file and line, or the generator's arguments.
         reason: why: `timeout`, `unsolvable`, `invalid plan at step 3: ...`, `duplicate id`, `duplicate of ID`,
             `plan length 18 in no band`, `unreadable: ...`.
@@ -61,7 +61,7 @@ def write_dataset(
     *,
     file_format: FileFormat = "jsonl",
     title: str,
-    how: str,
+    command: str,
     licence: str | None = None,
     mappings: Mappings | None = None,
     words: Collection[str] = (),
@@ -71,8 +71,8 @@ def write_dataset(
 ) -> dict[str, Any]:
     """Write a data set; `report.json` comes last, so a folder that has one is complete.
 
-    This is the last gate: a row whose id was there before, or whose reference plan a validator refuses, is not written
-    but listed among the rejected ones. A split without rows has no file.
+    Every row is checked here, whoever made it: one with the id of another, or with a reference plan that a validator
+    refuses, is not written but listed among the rejected ones. A split without rows has no file.
 
     Args:
         folder: where; made where there is none.
@@ -80,8 +80,8 @@ def write_dataset(
         rejected: what was left out before.
         file_format: how splits are written.
         title: heading of the card.
-        how: the command, or a sentence, that says how the data set was made.
-        licence: of the rows, as the Hugging Face hub names it; None: nobody knows.
+        command: what made the data set, or a sentence that says how it was made.
+        licence: of the rows, as the Hugging Face hub names it; None: not known.
         mappings: domain to style to the words of its obfuscation; rows name the style in a column `obfuscation`.
         words: further words for the vocabulary, such as names that no row has.
         figures: what else the report should hold.
@@ -98,37 +98,50 @@ def write_dataset(
     """
     folder = Path(folder)
     with_val = find_val() is not None if use_val is None else use_val
-    kept, refused = _valid_rows({split: rows[split] for split in ordered_splits(rows)}, with_val, workers)
-    kept = _with_equal_columns({split: own for split, own in kept.items() if own})
-    if not kept:
+    valid_rows, refused = _valid_rows({split: rows[split] for split in ordered_splits(rows)}, with_val, workers)
+    if not valid_rows:
         raise DataError(f"{folder}: expected at least one row with a valid plan, got none")
-    features = features_of([row for own in kept.values() for row in own])
-    left_out = [*rejected, *refused]
+    rows_by_split = _with_equal_columns(valid_rows)
+    all_rows = list(chain.from_iterable(rows_by_split.values()))
+    features = features_of(all_rows)
+    rejected = [*rejected, *refused]
+    reason_counts = Counter(kind_of_reason(entry.reason) for entry in rejected)
     report = {
         "title": title,
-        "how": how,
+        "how": command,
         "licence": licence,
         "validators": ["builtin", "VAL"] if with_val else ["builtin"],
-        "splits": {split: _figures_of_split(own) for split, own in kept.items()},
-        "rejected": dict(sorted(Counter(kind_of_reason(entry.reason) for entry in left_out).items())),
-        "leaks": find_leaks(kept, mappings or {}),
+        "splits": {split: figures_by_domain(split_rows) for split, split_rows in rows_by_split.items()},
+        "rejected": dict(sorted(reason_counts.items())),
+        "leaks": find_leaks(rows_by_split, mappings or {}),
         **(figures or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
+    # Everything that can fail for a reason in the data is done: from here on files are replaced one by one. The old
+    # report goes first and the new one comes last, so that a folder with a report is never a mixture.
     (folder / REPORT_FILE).unlink(missing_ok=True)
-    _write_splits(folder, kept, file_format, features)
-    write_jsonl([entry._asdict() for entry in left_out], folder / REJECTED_FILE)
-    write_json(_vocabulary([row for own in kept.values() for row in own], words), folder / VOCABULARY_FILE)
+    for split, split_rows in rows_by_split.items():
+        if file_format in ("jsonl", "both"):
+            write_jsonl(split_rows, folder / f"{split}.jsonl")
+        if file_format in ("parquet", "both"):
+            write_parquet(split_rows, folder / f"{split}.parquet", features)
+    write_jsonl([entry._asdict() for entry in rejected], folder / REJECTED_FILE)
+    write_json(_vocabulary(all_rows, words), folder / VOCABULARY_FILE)
     write_json(mappings or {}, folder / OBFUSCATION_FILE)
-    write_atomically(folder / CARD_FILE, data_card(report, features, _data_files(kept, file_format)))
+    # Readers take one file of each split: with both formats that of JSON lines.
+    suffix = "parquet" if file_format == "parquet" else "jsonl"
+    files = {split: f"{split}.{suffix}" for split in rows_by_split}
+    write_atomically(folder / CARD_FILE, data_card(report, features, files))
     write_json(report, folder / REPORT_FILE)
     return report
 
 
 def kind_of_reason(reason: str) -> str:
     """Return the kind of a reason: `invalid plan at step 3: ...` is an `invalid plan`."""
-    known = (kind for kind in _KINDS if reason.startswith(kind))
-    return next(known, reason.partition(":")[0]).removesuffix(" of")
+    for kind in _REASON_KINDS:
+        if reason.startswith(kind):
+            return kind.removesuffix(" of")
+    return reason.partition(":")[0]
 
 
 def figures_of(values: Sequence[int]) -> dict[str, float]:
@@ -140,27 +153,29 @@ def figures_of(values: Sequence[int]) -> dict[str, float]:
 
 
 def _valid_rows(
-    rows: Mapping[str, Sequence[Row]], use_val: bool, workers: int | None
+    rows_by_split: Mapping[str, Sequence[Row]], use_val: bool, workers: int | None
 ) -> tuple[dict[str, list[Row]], list[Rejected]]:
     """Separate the rows that may be written from the others."""
-    seen: set[str] = set()
-    reasons: dict[int, str] = {}
-    for row in (row for own in rows.values() for row in own):
-        reason = "duplicate id" if row["id"] in seen else _objection(row)
-        if reason is not None:
-            reasons[id(row)] = reason
-        seen.add(row["id"])
+    entries = [(split, row) for split, split_rows in rows_by_split.items() for row in split_rows]
+    ids: set[str] = set()
+    objections: list[str | None] = []
+    for _, row in entries:
+        objections.append("duplicate id" if row["id"] in ids else _objection(row))
+        ids.add(row["id"])
     if use_val:
-        passed = [row for own in rows.values() for row in own if id(row) not in reasons]
-        reasons |= _objections_of_val(passed, workers)
-    kept = {split: [row for row in own if id(row) not in reasons] for split, own in rows.items()}
-    refused = [
-        Rejected(row["id"], row["domain"], split, str(row.get("source") or row["id"]), reasons[id(row)])
-        for split, own in rows.items()
-        for row in own
-        if id(row) in reasons
-    ]
-    return kept, refused
+        # VAL is asked about all remaining rows in one call, which runs many processes at a time.
+        remaining = {number: row for number, (_, row) in enumerate(entries) if objections[number] is None}
+        for number, objection in _objections_of_val(remaining, workers):
+            objections[number] = objection
+    valid_rows: dict[str, list[Row]] = {}
+    rejected = []
+    for (split, row), objection in zip(entries, objections, strict=True):
+        if objection is None:
+            valid_rows.setdefault(split, []).append(row)
+        else:
+            source = str(row.get("source") or row["id"])
+            rejected.append(Rejected(row["id"], row["domain"], split, source, objection))
+    return valid_rows, rejected
 
 
 def _objection(row: Row) -> str | None:
@@ -177,18 +192,17 @@ def _objection(row: Row) -> str | None:
     return None
 
 
-def _objections_of_val(rows: Sequence[Row], workers: int | None) -> dict[int, str]:
-    cases = [
-        (row, (row["domain_pddl"], row["problem_pddl"], tuple(map(parse_action, plan))))
-        for row in rows
-        for plan in reference_plans(row["reference_plan"])
-    ]
-    verdicts = run_val_many([case for _, case in cases], workers=workers)
-    return {
-        id(row): f"{describe(verdict)} (VAL)"
-        for (row, _), verdict in zip(cases, verdicts, strict=True)
-        if not verdict.valid
-    }
+def _objections_of_val(rows: Mapping[int, Row], workers: int | None) -> Iterator[tuple[int, str]]:
+    """Yield the numbers of rows with a plan that VAL refuses, and what it says."""
+    numbers = []
+    cases = []
+    for number, row in rows.items():
+        for plan in reference_plans(row["reference_plan"]):
+            numbers.append(number)
+            cases.append((row["domain_pddl"], row["problem_pddl"], tuple(map(parse_action, plan))))
+    for number, verdict in zip(numbers, run_val_many(cases, workers=workers), strict=True):
+        if not verdict.valid:
+            yield number, f"{describe(verdict)} (VAL)"
 
 
 def describe(verdict: PlanVerdict) -> str:
@@ -201,78 +215,72 @@ def describe(verdict: PlanVerdict) -> str:
 # ------------------------------------------------------------------------------------------------------------ columns
 
 
-def _with_equal_columns(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Give every row every column, in one order; one nested `reference_plan` makes all of them nested."""
-    every = [row for own in rows.values() for row in own]
-    names = dict.fromkeys([*COLUMNS, *(name for row in every for name in row)])
-    nested = any(not isinstance(entry, str) for row in every for entry in row["reference_plan"])
+def _with_equal_columns(rows_by_split: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Give every row every column, in one order; one nested `reference_plan` makes all of them nested.
 
-    def equal(row: Row) -> Row:
-        full = {name: row.get(name) for name in names}
-        if nested:
-            full["reference_plan"] = [list(plan) for plan in reference_plans(row["reference_plan"])]
-        return full
-
-    return {split: [equal(row) for row in own] for split, own in rows.items()}
-
-
-# -------------------------------------------------------------------------------------------------------------- files
-
-
-def _data_files(rows: Mapping[str, Sequence[Row]], file_format: FileFormat) -> dict[str, str]:
-    """Split to the file that readers should take."""
-    suffix = "parquet" if file_format == "parquet" else "jsonl"
-    return {split: f"{split}.{suffix}" for split in rows}
-
-
-def _write_splits(
-    folder: Path, rows: Mapping[str, Sequence[Row]], file_format: FileFormat, features: Mapping[str, Any]
-) -> None:
-    for split, own in rows.items():
-        if file_format in ("jsonl", "both"):
-            write_jsonl(own, folder / f"{split}.jsonl")
-        if file_format in ("parquet", "both"):
-            write_parquet(own, folder / f"{split}.parquet", features)
+    Tables have one type for a column, and readers of JSON lines infer it from the first rows.
+    """
+    names = dict.fromkeys(COLUMNS)
+    is_nested = False
+    for row in chain.from_iterable(rows_by_split.values()):
+        names |= dict.fromkeys(row)
+        is_nested = is_nested or not all(isinstance(entry, str) for entry in row["reference_plan"])
+    equal_rows: dict[str, list[Row]] = {}
+    for split, split_rows in rows_by_split.items():
+        equal_rows[split] = [{name: row.get(name) for name in names} for row in split_rows]
+        if is_nested:
+            for row in equal_rows[split]:
+                row["reference_plan"] = list(map(list, reference_plans(row["reference_plan"])))
+    return equal_rows
 
 
 # ------------------------------------------------------------------------------------------------------------- report
 
 
-def _figures_of_split(rows: Sequence[Row]) -> dict[str, Any]:
-    """Measure a split: for each domain its rows, the lengths of their plans and their objects."""
-    domains: dict[str, list[Row]] = {}
-    for row in rows:
-        domains.setdefault(row["domain"], []).append(row)
-    return {
-        domain: {
-            "rows": len(own),
-            "plan_length": figures_of([row["plan_length"] for row in own]),
-            "n_objects": figures_of([row["n_objects"] for row in own]),
-            "planners": dict(sorted(Counter(row["planner"] for row in own).items())),
+def figures_by_domain(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
+    """Measure the rows of each domain of a split: their number, the lengths of their plans, their objects, planners."""
+    figures = {}
+    for domain, domain_rows in rows_by_domain(rows).items():
+        planner_counts = Counter(row["planner"] for row in domain_rows)
+        figures[domain] = {
+            "rows": len(domain_rows),
+            "plan_length": figures_of([row["plan_length"] for row in domain_rows]),
+            "n_objects": figures_of([row["n_objects"] for row in domain_rows]),
+            "planners": dict(sorted(planner_counts.items())),
         }
-        for domain, own in domains.items()
-    }
+    return figures
+
+
+def rows_by_domain(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Group rows by their domain."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["domain"], []).append(row)
+    return groups
 
 
 def _vocabulary(rows: Iterable[Row], words: Collection[str]) -> list[str]:
     """Collect every word of prompts and completions, and what their domains may say in other problems."""
-    found = set(words)
-    domains: dict[tuple[str, str], None] = {}
+    collected = set(words)
+    domains: set[tuple[str, str]] = set()
     for row in rows:
-        found.update(split_words(row["prompt"]), split_words(row["completion"]))
-        domains[row["prompt_style"], row["domain_pddl"]] = None
+        collected.update(split_words(row["prompt"]), split_words(row["completion"]))
+        domains.add((row["prompt_style"], row["domain_pddl"]))
     for style, domain_pddl in domains:
-        found.update(vocabulary([domain_pddl], (), style))
-    return sorted(found)
+        collected.update(vocabulary([domain_pddl], (), style))
+    return sorted(collected)
 
 
 def split_table(splits: Mapping[str, Mapping[str, Any]]) -> str:
     """Write the figures of every split and domain as aligned text, for a terminal."""
     lines = [["split", "domain", "rows", "plan length", "objects"]]
     for split, domains in splits.items():
-        for domain, own in domains.items():
-            figures = (own["plan_length"], own["n_objects"])
-            ranges = [f"{each['min']}-{each['median']:g}-{each['max']}" for each in figures]
-            lines.append([split, domain, str(own["rows"]), *ranges])
+        for domain, figures in domains.items():
+            ranges = [_range(figures["plan_length"]), _range(figures["n_objects"])]
+            lines.append([split, domain, str(figures["rows"]), *ranges])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _range(figures: Mapping[str, float]) -> str:
+    return f"{figures['min']}-{figures['median']:g}-{figures['max']}"

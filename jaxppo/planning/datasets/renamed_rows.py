@@ -13,7 +13,7 @@ from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, re
 
 
 def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed: int) -> Iterator[Row]:
-    """Yield rows whose `paired_id` is that of the given one, with its plans renamed.
+    """Yield copies of a row in other names, whose `paired_id` is its id.
 
     Args:
         row: a row with all columns.
@@ -50,21 +50,24 @@ def renamed_row(
         DataError: the prompt is a conversation, whose plans would keep their names.
     """
     _require_no_conversation(row)
-    problem_pddl, mapping = row["problem_pddl"], {}
+    problem_pddl = row["problem_pddl"]
+    mapping: dict[str, str] = {}
     if names:
         problem_pddl, mapping = rename_objects(problem_pddl, parse_domain(row["domain_pddl"]), rng, pools)
-    return _rewritten(row, permute_atoms(problem_pddl, rng) if order else problem_pddl, mapping)
+    if order:
+        problem_pddl = permute_atoms(problem_pddl, rng)
+    return _rewritten_row(row, problem_pddl, mapping)
 
 
 NUMBERED = tuple(f"o{number}" for number in range(1, 49))
-"""Names of objects that say in which order a prompt mentions them, and nothing of their kind."""
+"""Names for objects that tell the order in which a prompt mentions them, and not what they are."""
 
 
 def numbered_row(row: Row, rng: random.Random) -> Row:
     """Return a row with its atoms in another order, and its objects named `o1`, `o2`, ... as its prompt mentions them.
 
-    What stands where in a prompt is then called alike in all problems: in style `brief`, the shore that the ferry is
-    at is `o1`, whatever its name was.
+    The same place in a prompt then has the same name in all problems: in style `brief`, the shore that the ferry is at
+    is `o1`, whatever its name was.
 
     Args:
         row: a row with all columns; further ones are left out.
@@ -74,17 +77,18 @@ def numbered_row(row: Row, rng: random.Random) -> Row:
         DataError: as for `numbered_problem` and `renamed_row`.
     """
     _require_no_conversation(row)
-    return _rewritten(row, *numbered_problem(row, rng))
+    problem_pddl, mapping = numbered_problem(row, rng)
+    return _rewritten_row(row, problem_pddl, mapping)
 
 
 def numbered_problem(row: Row, rng: random.Random) -> tuple[str, dict[str, str]]:
-    """Do to a row's problem what `numbered_row` does; returns its new text, and old name to new name.
+    """Shuffle and number a row's problem as `numbered_row` does; returns its new text, and old name to new name.
 
     Raises:
         DataError: more objects than `NUMBERED` has names for.
     """
     shuffled = permute_atoms(row["problem_pddl"], rng)
-    objects, numbers = _as_mentioned(row | {"problem_pddl": shuffled})
+    objects, numbers = _mentioned_objects(row | {"problem_pddl": shuffled})
     if len(objects) > len(numbers):
         raise DataError(f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}")
     mapping = dict(zip(objects, numbers, strict=False))
@@ -93,21 +97,23 @@ def numbered_problem(row: Row, rng: random.Random) -> tuple[str, dict[str, str]]
 
 def is_numbered(row: Row) -> bool:
     """Return whether the objects of a row are numbered as its prompt mentions them."""
-    objects, numbers = _as_mentioned(row)
+    objects, numbers = _mentioned_objects(row)
     return objects == numbers[: len(objects)]
 
 
-def _as_mentioned(row: Row) -> tuple[list[str], list[str]]:
-    """List a row's objects as the prompt of its problem mentions them, and the names of `NUMBERED` for them."""
+def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
+    """List a row's objects in the order in which its prompt mentions them, and the names of `NUMBERED` for them."""
     problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-    kept = problem.domain.constants.keys() | problem.domain.late_constants
-    objects = problem.objects.keys() - kept
-    marks = {name: f"object--{number:03}" for number, name in enumerate(sorted(objects))}  # no words of a sentence
-    marked = with_objects_renamed(row["problem_pddl"], marks)
+    constants = problem.domain.constants.keys() | problem.domain.late_constants
+    objects = sorted(problem.objects.keys() - constants)
+    # The prompt is written with marks for names: an object may be called `is` or `a`, like a word of a sentence.
+    marks = {name: f"object--{number:03}" for number, name in enumerate(objects)}
     names = {mark: name for name, mark in marks.items()}
+    marked = with_objects_renamed(row["problem_pddl"], marks)
     words = split_words(render_prompt(row["domain_pddl"], marked, row["prompt_style"]))
     mentioned = [names[word] for word in words if word in names]
-    return list(dict.fromkeys([*mentioned, *sorted(objects)])), [name for name in NUMBERED if name not in kept]
+    # A prompt need not mention an object that is in no fact: such objects come last.
+    return list(dict.fromkeys(mentioned + objects)), [name for name in NUMBERED if name not in constants]
 
 
 def _require_no_conversation(row: Row) -> None:
@@ -115,10 +121,10 @@ def _require_no_conversation(row: Row) -> None:
         raise DataError(f"row {row['id']}: expected a prompt to write anew, got a conversation (repair rows)")
 
 
-def _rewritten(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
-    """Return a row with this text of its problem, whose objects have other names."""
+def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
+    """Return a row with another text of its problem, and its plans in the new names."""
     plans = [rename_plan(map(parse_action, plan), mapping) for plan in reference_plans(row["reference_plan"])]
-    same = make_row(
+    rewritten = make_row(
         id=row["id"],
         domain=row["domain"],
         split=row["split"],
@@ -129,25 +135,24 @@ def _rewritten(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
         planner=row["planner"],
     )
     if len(plans) > 1:
-        same["reference_plan"] = [list(map(format_action, plan)) for plan in plans]
-    return same
+        rewritten["reference_plan"] = [list(map(format_action, plan)) for plan in plans]
+    return rewritten
 
 
 def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]:
     """Return per domain the names that its objects may get: the generator's, or those that they have in the rows."""
-    problems: dict[str, list[Problem]] = {}
+    problems_by_domain: dict[str, list[Problem]] = {}
     for row in rows:
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-        problems.setdefault(row["domain"], []).append(problem)
-    return {name: _generators_pools(name, own) or pools_of(own) for name, own in problems.items()}
-
-
-def _generators_pools(name: str, problems: Iterable[Problem]) -> Mapping[str, Sequence[str]] | None:
-    """Return the pools of our domain of this name, if the problems have no objects but those that it may name."""
-    if name not in DOMAINS:
-        return None
-    known = {*DOMAINS[name].names}
-    return DOMAINS[name].pools if all(known.issuperset(problem.objects) for problem in problems) else None
+        problems_by_domain.setdefault(row["domain"], []).append(problem)
+    pools: dict[str, Mapping[str, Sequence[str]]] = {}
+    for domain, problems in problems_by_domain.items():
+        # A data set from elsewhere may have a domain of the same name, with names that our pools lack.
+        if domain in DOMAINS and all(set(DOMAINS[domain].names).issuperset(problem.objects) for problem in problems):
+            pools[domain] = DOMAINS[domain].pools
+        else:
+            pools[domain] = pools_of(problems)
+    return pools
 
 
 def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:
@@ -155,17 +160,27 @@ def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:
 
     So the objects of each of the problems can be given names from these pools, each another one.
     """
-    pools: dict[str, set[str]] = {}
+    names_by_type: dict[str, set[str]] = {}
     for problem in problems:
         constants = problem.domain.constants.keys() | problem.domain.late_constants
         for name, types in problem.objects.items():
             if name not in constants and types:
-                pools.setdefault(types[0], set()).add(name)
-    groups: list[tuple[set[str], set[str]]] = []  # types, and the names that they share; no name is in two
-    for kind, own in pools.items():
-        kinds, names = {kind}, own
-        for group in [group for group in groups if group[1] & own]:
-            groups.remove(group)
-            kinds, names = kinds | group[0], names | group[1]
-        groups.append((kinds, names))
-    return {kind: sorted(names) for kinds, names in groups for kind in kinds}
+                names_by_type.setdefault(types[0], set()).add(name)
+    # Types and the names that they share; no name is in two groups. A type joins all groups that have one of its names.
+    groups: list[tuple[set[str], set[str]]] = []
+    for kind, names in names_by_type.items():
+        joined_types = {kind}
+        joined_names = names
+        separate = []
+        for group_types, group_names in groups:
+            if group_names & names:
+                joined_types = joined_types | group_types
+                joined_names = joined_names | group_names
+            else:
+                separate.append((group_types, group_names))
+        groups = [*separate, (joined_types, joined_names)]
+    pools: dict[str, list[str]] = {}
+    for group_types, group_names in groups:
+        for kind in sorted(group_types):
+            pools[kind] = sorted(group_names)
+    return pools

@@ -1,7 +1,7 @@
 """Rows to learn repair from: problems with plans of a model that are not valid and what is wrong with them."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from jaxppo.planning.prompts import (
 )
 from jaxppo.planning.validate.api import validate_actions
 
-HELD_OUT = "repair"
+REPAIR_SPLIT = "repair"
 """The split of conversations about problems that `train` does not have."""
 
 
@@ -47,36 +47,53 @@ def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Termin
         terminal.result(f"finished: {folder} holds this data set; nothing was changed")
         return {}
     answers = read_answers(config.samples)
-    own = [{name: row[name] for name in COLUMNS} for row in rows]
-    if config.learn_from == "own":
-        own = [with_own_plan(row, answers.get(row["id"], ())) for row in own]
-    conversations = {row["id"]: repair_rows(row, answers.get(row["id"], ()), config) for row in own}
-    count = sum(map(len, conversations.values()))
-    if not count:
-        both = len(answers.keys() & conversations.keys())
-        got = f"answers to {len(answers)} problems, {both} of them among the {len(own)} rows"
-        raise DataError(f"samples: expected an invalid plan for a row of split {config.data.train_split}, got {got}")
-    failed = sorted(name for name, made in conversations.items() if made)
-    held_out = {*random.Random(f"repair/{config.seed}").sample(failed, round(config.held_out * len(failed)))}
-    forms = {row["id"]: form_of(row) for row in own}
-    alike = {forms[name] for name in held_out}  # with other names for their objects, too
-    held_out = {name for name, form in forms.items() if form in alike}
-    train = [row | {"split": "train", "failures": 0} for row in own if row["id"] not in held_out]
-    train += [made | {"split": "train"} for name in failed if name not in held_out for made in conversations[name]]
-    tests = [made | {"split": HELD_OUT} for name in sorted(held_out) for made in conversations[name]]
+    plain_rows = []
+    conversations: dict[str, list[Row]] = {}
+    for source_row in rows:
+        row = {name: source_row[name] for name in COLUMNS}
+        row_answers = answers.get(row["id"], ())
+        if config.learn_from == "own":
+            row = _with_own_plan(row, row_answers)
+        plain_rows.append(row)
+        conversations[row["id"]] = repair_rows(row, row_answers, config)
+    n_conversations = sum(map(len, conversations.values()))
+    if not n_conversations:
+        n_answered = len(answers.keys() & conversations.keys())
+        answered = f"answers to {len(answers)} problems, {n_answered} of them among the {len(rows)} rows"
+        expected = f"an invalid plan for a row of split {config.data.train_split}"
+        raise DataError(f"samples: expected {expected}, got {answered}")
+    failed_ids = sorted(name for name, row_conversations in conversations.items() if row_conversations)
+    held_out_ids = _draw_held_out_ids(plain_rows, failed_ids, config)
+    train = [row | {"split": "train", "failures": 0} for row in plain_rows if row["id"] not in held_out_ids]
+    repair: list[Row] = []
+    for name in sorted(conversations):
+        if name in held_out_ids:
+            repair += [row | {"split": REPAIR_SPLIT} for row in conversations[name]]
+        else:
+            train += [row | {"split": "train"} for row in conversations[name]]
+    # Only now, since a folder that is claimed must be continued with these settings.
     claim_folder(folder, config)
     report = write_dataset(
         folder,
-        {"train": train, HELD_OUT: tests},
+        {"train": train, REPAIR_SPLIT: repair},
         [],
         file_format=config.file_format,
         title="Plans that are not valid, what is wrong with them, and reference plans",
-        how=command_line(config, "repair"),
-        figures={"conversations": count},
+        command=command_line(config, "repair"),
+        figures={"conversations": n_conversations},
         use_val=config.use_val,
     )
     show_report(report, folder, terminal)
     return report
+
+
+def _draw_held_out_ids(rows: Sequence[Row], failed_ids: Sequence[str], config: RepairDataConfig) -> set[str]:
+    """Draw problems with invalid plans; their copies in other names are held out with them."""
+    n_held_out = round(config.held_out * len(failed_ids))
+    sample = random.Random(f"repair/{config.seed}").sample(failed_ids, n_held_out)
+    forms = {row["id"]: form_of(row) for row in rows}
+    held_out_forms = {forms[name] for name in sample}
+    return {name for name, form in forms.items() if form in held_out_forms}
 
 
 def read_answers(paths: Sequence[str]) -> dict[str, list[str]]:
@@ -85,6 +102,7 @@ def read_answers(paths: Sequence[str]) -> dict[str, list[str]]:
     Raises:
         DataError: a file cannot be read, or a line has no completion.
     """
+    # Dictionaries for sets that keep the order of the files.
     answers: dict[str, dict[str, None]] = {}
     for path in paths:
         for line in read_jsonl(path, {"id": str, "completion": str}):
@@ -92,16 +110,20 @@ def read_answers(paths: Sequence[str]) -> dict[str, list[str]]:
     return {name: list(texts) for name, texts in answers.items()}
 
 
-def with_own_plan(row: Row, answers: Sequence[str]) -> Row:
-    """Return the row with the shortest valid answer in the place of its reference plan, where there is one."""
-    plans = [parse_completion(text, row["prompt_style"], row["domain_pddl"]) for text in answers]
-    valid = [plan.actions for plan in plans if _is_valid(row, plan)]
-    if not valid:
+def _with_own_plan(row: Row, answers: Sequence[str]) -> Row:
+    """Return the row with its shortest valid answer for the reference plan; as it is where no answer is valid."""
+    style = row["prompt_style"]
+    plans = [parse_completion(answer, style, row["domain_pddl"]) for answer in answers]
+    valid_plans = [plan.actions for plan in plans if _is_valid(row, plan)]
+    if not valid_plans:
         return row
-    best = min(valid, key=len)
-    written = render_completion(best, row["prompt_style"], row["domain_pddl"])
-    steps = {"reference_plan": list(map(format_action, best)), "plan_length": len(best)}
-    return row | {"completion": written, "planner": "self-training"} | steps
+    shortest = min(valid_plans, key=len)
+    return row | {
+        "completion": render_completion(shortest, style, row["domain_pddl"]),
+        "planner": "self-training",
+        "reference_plan": list(map(format_action, shortest)),
+        "plan_length": len(shortest),
+    }
 
 
 def repair_rows(row: Row, answers: Sequence[str], config: RepairDataConfig) -> list[Row]:
@@ -112,30 +134,29 @@ def repair_rows(row: Row, answers: Sequence[str], config: RepairDataConfig) -> l
     Args:
         row: the problem.
         answers: plans in its prompt style, valid or not.
-        config: how many, in which order, and what is said about them.
+        config: how many, in which order, and what the feedback says.
     """
-    turns = [(answer, said) for answer in answers if (said := _said(row, answer, config.feedback)) is not None]
+    turns = []
+    for answer in answers:
+        plan = parse_completion(answer, row["prompt_style"], row["domain_pddl"])
+        if not _is_valid(row, plan):
+            turns.append((answer, _feedback(row, plan, config.feedback)))
     random.Random(f"{row['id']}/{config.seed}").shuffle(turns)
-    return [
-        row
-        | {
-            "id": f"{row['id']}-repair-{count}",
-            "prompt": conversation(row["prompt"], turns[:count], row["prompt_style"]),
-            "failures": count,
-        }
-        for count in range(1, min(config.most_failures, len(turns)) + 1)
-    ]
+    conversations = []
+    for n_turns in range(1, min(config.most_failures, len(turns)) + 1):
+        prompt = conversation(row["prompt"], turns[:n_turns], row["prompt_style"])
+        columns = {"id": f"{row['id']}-repair-{n_turns}", "prompt": prompt, "failures": n_turns}
+        conversations.append(row | columns)
+    return conversations
 
 
-def _said(row: Mapping[str, Any], answer: str, feedback: str) -> str | None:
-    """Return what is said about an answer; None where it is a valid plan."""
-    texts = row["domain_pddl"], row["problem_pddl"]
-    plan = parse_completion(answer, row["prompt_style"], row["domain_pddl"])
-    if _is_valid(row, plan):
-        return None
-    fault = find_fault(*texts, plan) if feedback == "reason" else UNKNOWN
+def _feedback(row: Row, plan: ParsedPlan, feedback: str) -> str:
+    """Write what is wrong with an invalid plan, or only that it is invalid."""
+    fault = find_fault(row["domain_pddl"], row["problem_pddl"], plan) if feedback == "reason" else UNKNOWN
     return render_fault(fault, row["prompt_style"], row["domain_pddl"])
 
 
-def _is_valid(row: Mapping[str, Any], plan: ParsedPlan) -> bool:
-    return plan.error is None and validate_actions(row["domain_pddl"], row["problem_pddl"], plan.actions, "auto").valid
+def _is_valid(row: Row, plan: ParsedPlan) -> bool:
+    if plan.error is not None:
+        return False
+    return validate_actions(row["domain_pddl"], row["problem_pddl"], plan.actions, "auto").valid

@@ -6,7 +6,7 @@ that were built apart, with any seeds and sizes, are disjoint.
 
 import hashlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxppo.planning.transform.canonical import canonical_form
 Row = dict[str, Any]
 
 GENERATOR_VERSION = 1
-"""To be raised where the same settings give other rows than before: cached splits of earlier versions are made anew."""
+"""To be raised where the same settings give other rows than before, so that cached splits of earlier versions go."""
 
 COLUMNS: Mapping[str, type] = {
     "id": str,
@@ -49,17 +49,17 @@ SPLIT_PARTITIONS = {
 }
 """Split to the partition that it draws from."""
 BUILT_IN_SPLITS = ("train", "rl", "test", "test_longer")
-"""What `build_split` makes; `test` and `test_longer` are disjoint where their sizes are."""
+"""What `build_split` makes; `test` and `test_longer` share no problem where they share no size."""
 
 # Of every ten problems six may enter `train`, two `rl` and two `test`.
 _TENTHS = ("train",) * 6 + ("rl",) * 2 + ("test",) * 2
-# A draw that finds a new problem with probability p is missed this often in a row with (1 - p)^n: a partition is called
-# exhausted only where what is left has less than about 1/1000 of the probability.
+# n draws in a row miss what has the probability p with (1 - p)^n: a partition is called exhausted only where the
+# problems that are left have less than about 1/1000 of the probability.
 _MAX_DRAWS_WITHOUT_NEW = 10_000
 
 
 class TooFewProblemsError(DataError):
-    """A split is asked for more different problems than there are."""
+    """A split is asked for more different problems than exist."""
 
 
 def build_split(
@@ -85,16 +85,22 @@ def build_split(
         ConfigError: an unknown split, style or domain, or a size that the generator does not offer.
         TooFewProblemsError: the partition holds fewer problems than asked for; all such sizes are named.
     """
-    _expect_one_of("split", split, BUILT_IN_SPLITS)
-    _expect_one_of("domain", domain, [name for name, own in DOMAINS.items() if own.solve is not None])
-    rows, shortages = [], []
+    if split not in BUILT_IN_SPLITS:
+        raise ConfigError(f"split: expected one of {', '.join(BUILT_IN_SPLITS)}, got '{split}'")
+    solvable = [name for name, definition in DOMAINS.items() if definition.solve is not None]
+    if domain not in solvable:
+        raise ConfigError(f"domain: expected one of {', '.join(solvable)}, got '{domain}'")
+    rows = []
+    shortages = []
     for size, n_rows in sizes.items():
-        stream = _ProblemStream(
-            split, domain, size, prompt_style, unique, random.Random(f"{domain}/{split}/{size}/{seed}")
-        )
+        # A generator for each size, so that the rows of one do not depend on the others.
+        rng = random.Random(f"{domain}/{split}/{size}/{seed}")
+        stream = _ProblemStream(split, domain, size, prompt_style, unique, rng)
         try:
-            rows.extend(_row(f"{domain}-{split}-{size}-{index:05d}", stream, n_rows) for index in range(n_rows))
+            for index in range(n_rows):
+                rows.append(stream.next_row(f"{domain}-{split}-{size}-{index:05d}", n_rows))
         except TooFewProblemsError as error:
+            # Raised after the last size, so that one error names all that are too small.
             shortages.append(str(error))
     if shortages:
         raise TooFewProblemsError("; ".join(shortages))
@@ -107,7 +113,7 @@ def form_of(row: Row) -> str:
 
 
 def partition(problem: Problem) -> str:
-    """Name the only partition (`train` 60 %, `rl` 20 %, `test` 20 %) that a problem may enter."""
+    """Return the partition of a problem, see `partition_of_form`."""
     return partition_of_form(canonical_form(problem))
 
 
@@ -121,9 +127,9 @@ def make_row(
     plan: Sequence[Action],
     prompt_style: str,
     planner: str,
-    **others: Any,
+    **columns: Any,
 ) -> Row:
-    """Make the row of a problem and a plan for it that was checked before.
+    """Make the row of a problem and a plan for it, which is not checked here.
 
     Args:
         id: unique in its data set.
@@ -134,7 +140,7 @@ def make_row(
         plan: the reference plan.
         prompt_style: one of `prompts.PROMPT_STYLES`.
         planner: where the plan comes from, with its version.
-        others: further columns.
+        columns: further columns.
 
     Raises:
         PddlError: the domain or the problem cannot be read, or the style cannot write it.
@@ -153,7 +159,7 @@ def make_row(
         "n_objects": len(problem.objects),
         "prompt_style": prompt_style,
         "planner": planner,
-        **others,
+        **columns,
     }
 
 
@@ -167,63 +173,62 @@ class _ProblemStream:
     prompt_style: str
     unique: bool
     rng: random.Random
-    seen: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
 
-    def next_problem(self, name: str, n_wanted: int) -> tuple[str, Problem]:
-        """Draw until a problem is of this split and new; returns its text and itself."""
+    def next_row(self, name: str, n_wanted: int) -> Row:
+        """Draw until a problem is of this split and new, and solve it."""
         domain = DOMAINS[self.domain]
+        assert domain.solve is not None
         for _ in range(_MAX_DRAWS_WITHOUT_NEW):
             text = domain.generate_problem(self.size, self.rng, name)
             problem = parse_problem(text, parse_domain(domain.pddl))
-            if self._accept(text, problem):
-                return text, problem
+            if self._accepts(text, problem):
+                return make_row(
+                    id=name,
+                    domain=self.domain,
+                    split=self.split,
+                    domain_pddl=domain.pddl,
+                    problem_pddl=text,
+                    plan=domain.solve(problem),
+                    prompt_style=self.prompt_style,
+                    planner=domain.planner,
+                )
         raise TooFewProblemsError(
             f"split '{self.split}', {self.size} objects: expected {n_wanted} different problems, "
-            f"found only {len(self.seen)}; ask for fewer or for another size"
+            f"found only {len(self.keys)}; ask for fewer or for another size"
         )
 
-    def _accept(self, text: str, problem: Problem) -> bool:
+    def _accepts(self, text: str, problem: Problem) -> bool:
         form = canonical_form(problem)
         key = form if self.unique else render_prompt(DOMAINS[self.domain].pddl, text, self.prompt_style)
-        if partition_of_form(form) != SPLIT_PARTITIONS[self.split] or key in self.seen:
+        if partition_of_form(form) != SPLIT_PARTITIONS[self.split] or key in self.keys:
             return False
-        self.seen.add(key)
+        self.keys.add(key)
         return True
 
 
 def partition_of_form(form: str) -> str:
-    """Name the only partition that problems of a canonical form may enter; see `partition`."""
+    """Return the partition (`train` 60 %, `rl` 20 %, `test` 20 %) of the problems with a canonical form.
+
+    A hash decides, so that every problem has one partition for all time, whoever draws it: splits that are made apart
+    are disjoint without knowing of each other.
+    """
     digest = hashlib.sha256(form.encode()).digest()
     return _TENTHS[int.from_bytes(digest[:8], "big") % len(_TENTHS)]
 
 
-def _row(name: str, stream: _ProblemStream, n_wanted: int) -> Row:
-    text, problem = stream.next_problem(name, n_wanted)
-    domain = DOMAINS[stream.domain]
-    assert domain.solve is not None
-    return make_row(
-        id=name,
-        domain=stream.domain,
-        split=stream.split,
-        domain_pddl=domain.pddl,
-        problem_pddl=text,
-        plan=domain.solve(problem),
-        prompt_style=stream.prompt_style,
-        planner=domain.planner,
-    )
-
-
-def checked_row(row: Any, where: str, columns: Mapping[str, type] = COLUMNS) -> Row:
-    """Return the row if it has every one of the columns in the right type; others are its own affair.
+def checked_row(row: Any, location: str, columns: Mapping[str, type] = COLUMNS) -> Row:
+    """Return the row if it has every one of the columns in the right type; further columns are not looked at.
 
     Raises:
-        DataError: a column is missing or of another type; the message starts with `where`.
+        DataError: a column is missing or of another type; the message starts with `location`.
     """
     for column, kind in columns.items():
         if column not in row:
-            raise MissingColumnError(f"{where}: field '{column}': expected {kind.__name__}, got nothing", row)
+            raise MissingColumnError(f"{location}: field '{column}': expected {kind.__name__}, got nothing", row)
+        # A bool is an int in Python, but no number of a data set.
         if not isinstance(row[column], kind) or isinstance(row[column], bool):
-            raise DataError(f"{where}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}")
+            raise DataError(f"{location}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}")
     return row
 
 
@@ -232,8 +237,3 @@ def reference_plans(value: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
     if any(not isinstance(entry, str) for entry in value):
         return tuple(tuple(plan) for plan in value)
     return (tuple(value),)
-
-
-def _expect_one_of(field: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"{field}: expected one of {', '.join(known)}, got '{value}'")

@@ -21,12 +21,12 @@ from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val
 NO_PLANNER = "none"
 """In place of a planner: only plans that came with the problems."""
 _PLANS_FILE = "plans.jsonl"
-_HOW_FAST = ("workers", "plans")
-"""Settings that do not decide the result."""
+# Settings that do not decide the rows, and so may differ when a data set is continued.
+_FREE_SETTINGS = ("workers", "plans")
 
 
 def is_finished(folder: Path, config: Any) -> bool:
-    """Return whether the folder holds the data set of these settings; it may hold a part of it, or nothing.
+    """Return whether the folder holds the finished data set of these settings; it may hold a part of it, or nothing.
 
     Raises:
         ConfigError: it holds another data set, or something else.
@@ -38,11 +38,12 @@ def is_finished(folder: Path, config: Any) -> bool:
         if folder.exists() and any(not is_partial(path, CONFIG_FILE) for path in folder.iterdir()):
             raise ConfigError(f"output_dir: expected a new or empty folder, got {folder} that holds other files")
         return False
-    before, now = read_yaml(folder / CONFIG_FILE), settings_of(config)
+    old_settings = read_yaml(folder / CONFIG_FILE)
+    settings = settings_of(config)
     differences = [
-        f"{name} {now.get(name)!r} (was {before.get(name)!r})"
-        for name in dict.fromkeys([*now, *before])
-        if now.get(name) != before.get(name)
+        f"{name} {settings.get(name)!r} (was {old_settings.get(name)!r})"
+        for name in dict.fromkeys([*settings, *old_settings])
+        if settings.get(name) != old_settings.get(name)
     ]
     if differences:
         raise ConfigError(
@@ -53,33 +54,37 @@ def is_finished(folder: Path, config: Any) -> bool:
 
 
 def claim_folder(folder: Path, config: Any) -> None:
-    """Make the folder with the settings, without those that only say how fast."""
+    """Make the folder with a file of the settings, in which those that may differ have no value."""
     if (folder / CONFIG_FILE).exists():
         return
-    free = [name for name in _HOW_FAST if name in flatten(config)]
+    free = [name for name in _FREE_SETTINGS if name in flatten(config)]
     write_yaml(replace(config, **dict.fromkeys(free)), folder / CONFIG_FILE)
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """Return the settings that decide the result."""
-    flat = plain_values(flatten(config))
-    return {name: value for name, value in flat.items() if name not in (*CALL_ONLY, *_HOW_FAST)}
+    """Return the settings that decide the rows."""
+    settings = plain_values(flatten(config))
+    return {name: value for name, value in settings.items() if name not in (*CALL_ONLY, *_FREE_SETTINGS)}
 
 
 def command_line(config: Any, command: str) -> str:
     """Write the command that makes the same files, such as `python -m jaxppo.planning import --source problems`."""
-    now, usual = settings_of(config), settings_of(type(config)())
+    defaults = settings_of(type(config)())
     words = ["python", "-m", "jaxppo.planning", command]
-    for name, value in now.items():
-        if value is True and usual[name] is False:  # a switch
-            words.append(f"--{name}")
-        elif value != usual[name]:
-            words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    for name, value in settings_of(config).items():
+        if value == defaults[name]:
+            continue
+        words.append(f"--{name}")
+        if isinstance(value, list):
+            words.extend(map(str, value))
+        # A switch has no value; `use_val`, which is None by default, is no switch.
+        elif not (value is True and defaults[name] is False):
+            words.append(str(value))
     return shlex.join(words)
 
 
 def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
-    """Refuse planners, or VAL, that are asked for and not there.
+    """Refuse planners, or VAL, that are asked for and not installed.
 
     Raises:
         ConfigError: one is not installed, or the second planner does not make optimal plans.

@@ -214,7 +214,7 @@ def _distinct(stream: Stream, numbers: Sequence[int], n_rows: int, what: str) ->
             )
         row = stream_row(stream, number)
         form = form_of(row)
-        supply.saw(form not in forms)
+        supply.record(form not in forms)
         if form not in forms:
             forms.add(form)
             yield row

@@ -80,7 +80,7 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
         rejected,
         file_format=config.file_format,
         title="Imported planning problems in PDDL with reference plans",
-        how=command_line(config, "import"),
+        command=command_line(config, "import"),
         mappings=read_mappings(source if source.is_dir() else source.parent) if kind == "rows" else None,
         figures=figures,
         use_val=config.use_val,

@@ -162,7 +162,7 @@ def test_the_card_has_figures_and_metadata(rows, tmp_path):
 def test_the_card_shows_text_from_outside_as_text(rows, tmp_path):
     hostile = "x|y`<script>alert(1)</script>\n---\n# Title [a](b) \u202e"
     rows["train"][0] |= {"domain": hostile, "planner": hostile}
-    write(tmp_path, rows, title=hostile, how=f"{hostile} --token hf_abcdefghijklmnopqrstuvwxyzabcdefgh")
+    write(tmp_path, rows, title=hostile, command=f"{hostile} --token hf_abcdefghijklmnopqrstuvwxyzabcdefgh")
     text = (tmp_path / "README.md").read_text()
     assert "<script>" not in text.split("---\n", 2)[2] and "\n# Title [" not in text and "hf_abcdef" not in text
     assert text.count("\n---\n") == 1 and "\u202e" not in text

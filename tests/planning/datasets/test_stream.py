@@ -234,8 +234,8 @@ def test_a_supply_is_exhausted_where_hardly_any_draw_is_new():
     supply = candidates.Supply()
     for number in range(candidates._WINDOW):
         assert not supply.is_exhausted
-        supply.saw(number < candidates._LEAST_NEW - 1)
+        supply.record(number < candidates._LEAST_NEW - 1)
     assert supply.is_exhausted
     for is_new in [True] * candidates._LEAST_NEW:
-        supply.saw(is_new)
+        supply.record(is_new)
     assert not supply.is_exhausted
