@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxppo.errors import DataError
 from jaxppo.planning.answers.answer import Answer, Unread
 from jaxppo.planning.datasets.files import read_text
-from jaxppo.planning.importing.pddl_folder import MOST_BYTES
+from jaxppo.planning.importing.pddl_folder import MAX_BYTES
 
 _NAME = re.compile(r"(.+?)(?:\.pddl)?\.(?:plan|soln|sol|solution)(?:\.\d{1,9})?", re.IGNORECASE)
 
@@ -34,7 +34,7 @@ def read_plan_file(path: Path, source: Path, label: str, folders: Collection[str
     domain = next((name for name in reversed(above) if name in folders), "")
     outer = above[: len(above) - above[::-1].index(domain) - 1] if domain else above
     try:
-        text = read_text(path, MOST_BYTES)
+        text = read_text(path, MAX_BYTES)
     except DataError as error:
         return Unread.of(label, error)
     model = "/".join(outer) or root.resolve().name

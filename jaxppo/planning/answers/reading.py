@@ -11,7 +11,7 @@ from jaxppo.planning.answers.columns import TABLE, read_row, with_named
 from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
 from jaxppo.planning.answers.planbench_results import read_results
 from jaxppo.planning.answers.tables import READERS
-from jaxppo.planning.importing.pddl_folder import natural_key
+from jaxppo.planning.importing.source_files import natural_key
 
 Answers = Iterator[Answer | Unread]
 

@@ -25,6 +25,7 @@ from jaxppo.planning.datasets.runs import (
 from jaxppo.planning.datasets.terminal import Terminal
 from jaxppo.planning.importing.planbench import is_planbench, read_planbench
 from jaxppo.planning.importing.rows import read_paper, read_rows
+from jaxppo.planning.importing.source_files import list_files
 from jaxppo.planning.importing.source_problems import (
     Reading,
     SourceProblem,
@@ -32,21 +33,19 @@ from jaxppo.planning.importing.source_problems import (
     problem_objection,
     read_pddl,
 )
-from jaxppo.planning.importing.splits import KEEP, Solved, assign_splits
+from jaxppo.planning.importing.splits import KEEP, assign_splits
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans
 from jaxppo.planning.validate.validator import execute
 
+# What each kind of source is read with: the source, and the folder with its PDDL files where it has none itself.
 _READERS: Mapping[str, Callable[[Path, Path], Reading]] = {
     "pddl": lambda source, _: read_pddl(source),
     "planbench": read_planbench,
     "paper": read_paper,
     "rows": lambda source, _: read_rows(source),
 }
-
-Found = Sequence[Solved | SourceProblem]
-"""Problems in the order of the source, with or without a plan that a validator accepted."""
 
 
 def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
@@ -65,7 +64,8 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
         ConfigError: settings that do not fit each other or the source, or a planner that is not installed.
         DataError: no problem of the source can become a row.
     """
-    source, folder = _source(config), Path(config.output_dir)
+    source = _source(config)
+    folder = Path(config.output_dir)
     kind = _kind_of(source) if config.kind == "auto" else config.kind
     _check_settings(config, source, kind)
     if is_finished(folder, config):
@@ -74,6 +74,8 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
     claim_folder(folder, config)
     rows, rejected, figures = _import(config, source, kind, terminal)
     terminal.print("checking and writing")
+    # Rows of ours may be obfuscated: their words go along, so that leaks are found under them.
+    mappings = read_mappings(source if source.is_dir() else source.parent) if kind == "rows" else None
     report = write_dataset(
         folder,
         rows,
@@ -81,7 +83,7 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
         file_format=config.file_format,
         title="Imported planning problems in PDDL with reference plans",
         command=command_line(config, "import"),
-        mappings=read_mappings(source if source.is_dir() else source.parent) if kind == "rows" else None,
+        mappings=mappings,
         figures=figures,
         use_val=config.use_val,
         workers=config.planners.workers,
@@ -92,20 +94,29 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
 
 def _import(
     config: ImportConfig, source: Path, kind: str, terminal: Terminal
-) -> tuple[Mapping[str, list[Row]], list[Rejected], dict[str, Any]]:
-    """Make the rows of every split, the list of what was left out, and figures for the report."""
-    pddl_dir = Path(config.pddl_dir) if config.pddl_dir is not None else source
-    found, rejected = _check(list(_READERS[kind](source, pddl_dir)), config, terminal)
-    solved, unsolved = _solve(found, config, terminal)
-    splits, left_out = _split(solved, config, terminal)
-    rows, unwritable = _rows(splits, config)
-    rejected += [*unsolved, *left_out, *unwritable]
+) -> tuple[dict[str, list[Row]], list[Rejected], dict[str, Any]]:
+    """Make the rows of every split, the list of what was left out, and figures for the report.
+
+    Each stage passes on what can still become a row, in the order of the source, and adds the others to `rejected`.
+    """
+    pddl_dir = source if config.pddl_dir is None else Path(config.pddl_dir)
+    # As a list, so that the progress bar knows how many there are.
+    readings = list(_READERS[kind](source, pddl_dir))
+    rejected: list[Rejected] = []
+    problems = _check(readings, config, terminal, rejected)
+    solved = _solve(problems, config, terminal, rejected)
+    with terminal.progress(len(solved), "compare") as progress:
+        splits, not_placed = assign_splits(solved, config, progress.update)
+    rejected += not_placed
+    rows = _rows(splits, config, rejected)
+    # An import of nothing is refused before the long stages, with the reason that it most likely has.
     if not rows:
         raise DataError(f"source: expected a problem that can become a row in {source}, got {_summary(rejected)}")
     if config.n_renamings and "train" in rows:
-        rows["train"], unnamed = _with_renamings(rows["train"], config.n_renamings)
-        rejected += unnamed
-    return _with_optimal_costs(rows, config, terminal), rejected, _figures(config, kind, found, solved)
+        rows["train"] = _with_renamings(rows["train"], config.n_renamings, rejected)
+    if config.planners.optimal_planner is not None:
+        _add_optimal_costs(rows, config.planners.optimal_planner, config, terminal)
+    return rows, rejected, _figures(config, kind, problems, solved)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
@@ -118,19 +129,20 @@ def _source(config: ImportConfig) -> Path:
 
 
 def _kind_of(source: Path) -> str:
-    """Recognise the kind of a source by its files."""
+    """Recognise the kind of a source by its files, the most particular kind first."""
+    # A data set of ours also has files of JSON, and PlanBench's folder also has PDDL.
     if split_files(source):
         return "rows"
-    lines = [source] if source.is_file() else source.rglob("*.jsonl")
-    if any(first_row(path).keys() >= PAPER_COLUMNS.keys() for path in lines):
+    if any(first_row(path).keys() >= PAPER_COLUMNS.keys() for path in list_files(source, "*.jsonl")):
         return "paper"
-    objects = [source] if source.is_file() else source.rglob("*.json")
-    if any(is_planbench(path) for path in objects):
+    if any(is_planbench(path) for path in list_files(source, "*.json")):
         return "planbench"
     if source.is_dir() and any(path.suffix.lower() == ".pddl" for path in source.rglob("*")):
         return "pddl"
-    expected = "a folder of PDDL files, or JSON of PlanBench, of the paper or of our own rows"
-    raise ConfigError(f"source: expected {expected}, got {source}; --kind says what it should be")
+    raise ConfigError(
+        "source: expected a folder of PDDL files, or JSON of PlanBench, of the paper or of our own rows, "
+        f"got {source}; --kind says what it should be"
+    )
 
 
 def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
@@ -142,6 +154,7 @@ def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
         raise ConfigError(f"pddl_dir: expected the folder with the PDDL files of {source}, got nothing")
     if config.split == KEEP and kind != "rows":
         raise ConfigError(f"split: expected auto or the name of a split for kind {kind}, got {KEEP!r}")
+    # The written rows would be part of the source when the import is continued.
     if source.is_dir() and Path(config.output_dir).resolve().is_relative_to(source.resolve()):
         raise ConfigError(f"output_dir: expected a folder outside the source {source}, got {config.output_dir}")
     if config.planners.planner == NO_PLANNER and config.replace_invalid_plans:
@@ -153,142 +166,149 @@ def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
 
 
 def _check(
-    readings: Sequence[SourceProblem | Rejected], config: ImportConfig, terminal: Terminal
-) -> tuple[Found, list[Rejected]]:
-    """Validate the plans that came with the problems; what can be neither a row nor planned for is rejected."""
-    found: list[Solved | SourceProblem] = []
-    rejected: list[Rejected] = []
+    readings: Sequence[SourceProblem | Rejected], config: ImportConfig, terminal: Terminal, rejected: list[Rejected]
+) -> list[SourceProblem]:
+    """Return the problems that can be a row or planned for, with the valid ones of their plans, which may be none."""
+    problems: list[SourceProblem] = []
     with terminal.progress(len(readings), "check") as progress:
         for number, reading in enumerate(readings, 1):
-            checked = reading if isinstance(reading, Rejected) else _checked(reading, config)
+            checked = reading if isinstance(reading, Rejected) else _with_valid_plans(reading, config)
             if isinstance(checked, Rejected):
                 rejected.append(checked)
             else:
-                found.append(checked)
+                problems.append(checked)
             progress.update(number, rejected=len(rejected))
-    return found, rejected
+    return problems
 
 
-def _checked(problem: SourceProblem, config: ImportConfig) -> Solved | SourceProblem | Rejected:
+def _with_valid_plans(problem: SourceProblem, config: ImportConfig) -> SourceProblem | Rejected:
     reason = problem_objection(problem.domain_pddl, problem.problem_pddl)
     if reason is not None:
         return problem.rejected(reason)
-    objections = [plan_objection(problem.domain_pddl, problem.problem_pddl, plan) for plan in problem.plans]
-    valid = tuple(plan for plan, reason in zip(problem.plans, objections, strict=True) if reason is None)
-    if valid:
-        return Solved(problem, valid, problem.planner)
-    reason = next((reason for reason in objections if reason is not None), problem.plan_error)
-    if reason is not None and not config.replace_invalid_plans:
-        return problem.rejected(reason)
-    if config.planners.planner == NO_PLANNER:
-        return problem.rejected("no plan: expected one in the source with planner none, got none")
-    return problem
+    valid_plans = []
+    objections = []
+    for plan in problem.plans:
+        objection = plan_objection(problem.domain_pddl, problem.problem_pddl, plan)
+        if objection is None:
+            valid_plans.append(plan)
+        else:
+            objections.append(objection)
+    # Rows of one problem bring several plans; one that is valid is enough.
+    if not valid_plans:
+        reason = objections[0] if objections else problem.plan_error
+        if reason is not None and not config.replace_invalid_plans:
+            return problem.rejected(reason)
+        if config.planners.planner == NO_PLANNER:
+            return problem.rejected("no plan: expected one in the source with planner none, got none")
+    return problem._replace(plans=tuple(valid_plans))
 
 
-def _solve(found: Found, config: ImportConfig, terminal: Terminal) -> tuple[list[Solved], list[Rejected]]:
-    """Have the planner find what is missing, and keep the order of the source."""
-    unsolved = [problem for problem in found if isinstance(problem, SourceProblem)]
-    plans: dict[int, Solved] = {}
-    rejected: list[Rejected] = []
-    if unsolved:
-        with terminal.progress(len(unsolved), "plan") as progress:
-            tasks = [PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl) for problem in unsolved]
-            results = find_plans(
-                tasks,
-                planner=config.planners.planner,
-                timeout_s=config.planners.planner_timeout_s,
-                workers=config.planners.workers,
-                cache=plans_file(Path(config.output_dir), config.planners),
-                progress=lambda done, _: progress.update(done),
-            )
-            for problem, result in zip(unsolved, results, strict=True):
-                if result.plan is None:
-                    rejected.append(problem.rejected(result.reason or "no plan"))
-                else:
-                    plans[id(problem)] = Solved(problem, (result.plan,), result.planner)
-    solved = [one if isinstance(one, Solved) else plans.get(id(one)) for one in found]
-    return [one for one in solved if one is not None], rejected
-
-
-def _split(
-    solved: Sequence[Solved], config: ImportConfig, terminal: Terminal
-) -> tuple[dict[str, list[Solved]], list[Rejected]]:
-    with terminal.progress(len(solved), "compare") as progress:
-        return assign_splits(solved, config, progress.update)
+def _solve(
+    problems: Sequence[SourceProblem], config: ImportConfig, terminal: Terminal, rejected: list[Rejected]
+) -> list[SourceProblem]:
+    """Have the planner find the plans that are missing, and keep the order of the source."""
+    unsolved = [problem for problem in problems if not problem.plans]
+    if not unsolved:
+        return list(problems)
+    with terminal.progress(len(unsolved), "plan") as progress:
+        results = find_plans(
+            [PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl) for problem in unsolved],
+            planner=config.planners.planner,
+            timeout_s=config.planners.planner_timeout_s,
+            workers=config.planners.workers,
+            cache=plans_file(Path(config.output_dir), config.planners),
+            progress=lambda count, _: progress.update(count),
+        )
+    # The planner's results are in the order of the unsolved problems.
+    next_result = iter(results)
+    solved: list[SourceProblem] = []
+    for problem in problems:
+        if problem.plans:
+            solved.append(problem)
+            continue
+        result = next(next_result)
+        if result.plan is None:
+            rejected.append(problem.rejected(result.reason or "no plan"))
+        else:
+            solved.append(problem._replace(plans=(result.plan,), planner=result.planner))
+    return solved
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rows(splits: Mapping[str, Sequence[Solved]], config: ImportConfig) -> tuple[dict[str, list[Row]], list[Rejected]]:
-    """Make the rows of every split, and list the problems that the prompt style cannot write."""
+def _rows(
+    splits: Mapping[str, Sequence[SourceProblem]], config: ImportConfig, rejected: list[Rejected]
+) -> dict[str, list[Row]]:
+    """Make the rows of every split, without the problems that the prompt style cannot write."""
     rows: dict[str, list[Row]] = {}
-    rejected: list[Rejected] = []
-    for split, solved in splits.items():
-        for one in solved:
+    for split, problems in splits.items():
+        for problem in problems:
             try:
-                rows.setdefault(split, []).append(_row(one, split, config))
+                row = _row(problem, split, config)
             except (DataError, PddlError) as error:
-                rejected.append(one.problem._replace(split=split).rejected(f"prompt style: {error}"))
-    return rows, rejected
+                rejected.append(problem._replace(split=split).rejected(f"prompt style: {error}"))
+            else:
+                rows.setdefault(split, []).append(row)
+    return rows
 
 
-def _row(solved: Solved, split: str, config: ImportConfig) -> Row:
-    problem = solved.problem
+def _row(problem: SourceProblem, split: str, config: ImportConfig) -> Row:
     row = make_row(
         id=problem.id,
         domain=problem.domain,
         split=split,
         domain_pddl=problem.domain_pddl,
         problem_pddl=problem.problem_pddl,
-        plan=solved.plans[0],
+        plan=problem.plans[0],
         prompt_style=config.prompt_style,
-        planner=solved.planner,
+        planner=problem.planner,
         **problem.columns,
     )
-    if len(solved.plans) > 1:
-        row["reference_plan"] = [list(map(format_action, plan)) for plan in solved.plans]
+    # The first plan is the completion; a row with several lists them all, so that any of them counts as the reference.
+    if len(problem.plans) > 1:
+        row["reference_plan"] = [list(map(format_action, plan)) for plan in problem.plans]
     return row
 
 
-def _with_renamings(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Rejected]]:
-    """Add behind each row so many with other names out of those that objects of its domain have in these rows.
+def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -> list[Row]:
+    """Add after each row so many with other names out of those that objects of its domain have in these rows.
 
     With few names some copies have the prompt of another row: those are left out, as are those whose id is taken. A
     problem whose objects can have no other names is rejected as a copy; the row itself stays.
     """
+    # The new names are those of all problems of a domain in these rows, so that no copy has a word that no prompt has.
     problems: dict[str, list[Problem]] = {}
     for row in rows:
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
         problems.setdefault(row["domain"], []).append(problem)
-    pools = {domain: pools_of(own) for domain, own in problems.items()}
-    prompts, ids = {row["prompt"] for row in rows}, {row["id"] for row in rows}
-    together: list[Row] = []
-    rejected: list[Rejected] = []
+    pools = {domain: pools_of(domain_problems) for domain, domain_problems in problems.items()}
+    prompts = {row["prompt"] for row in rows}
+    ids = {row["id"] for row in rows}
+    rows_and_copies: list[Row] = []
     for row in rows:
-        together.append(row)
+        rows_and_copies.append(row)
         try:
             for copy in renamed_rows(row, pools[row["domain"]], count, seed=0):
                 if copy["prompt"] not in prompts and copy["id"] not in ids:
                     prompts.add(copy["prompt"])
-                    together.append(copy)
+                    rows_and_copies.append(copy)
         except ConfigError as error:
             rejected.append(Rejected(row["id"], row["domain"], "train", row.get("source", ""), f"no copies: {error}"))
-    return together, rejected
+    return rows_and_copies
 
 
-def _with_optimal_costs(
-    rows: Mapping[str, list[Row]], config: ImportConfig, terminal: Terminal
-) -> Mapping[str, list[Row]]:
+def _add_optimal_costs(rows: Mapping[str, list[Row]], planner: str, config: ImportConfig, terminal: Terminal) -> None:
     """Add the column `optimal_cost`: what an optimal plan costs, None where the optimal planner found none."""
-    every, planner = [row for own in rows.values() for row in own], config.planners.optimal_planner
-    if planner is None:
-        return rows
-    plans = plans_file(Path(config.output_dir), config.planners)
-    for row, plan in zip(every, optimal_plans(every, planner, config.planners, plans, terminal), strict=True):
+    all_rows: list[Row] = []
+    for split_rows in rows.values():
+        all_rows += split_rows
+    plans = optimal_plans(
+        all_rows, planner, config.planners, plans_file(Path(config.output_dir), config.planners), terminal
+    )
+    for row, plan in zip(all_rows, plans, strict=True):
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
         row["optimal_cost"] = None if plan is None else execute(problem, plan).cost
-    return rows
 
 
 def _summary(rejected: Sequence[Rejected]) -> str:
@@ -300,13 +320,19 @@ def _summary(rejected: Sequence[Rejected]) -> str:
     return f"only rejected ones ({kinds}); the first is {rejected[0].source}: {rejected[0].reason}"
 
 
-def _figures(config: ImportConfig, kind: str, found: Found, solved: Sequence[Solved]) -> dict[str, Any]:
-    given = sum(isinstance(one, Solved) for one in found)
-    names = [config.planners.planner] if len(solved) > given else []
-    names += [config.planners.optimal_planner] if config.planners.optimal_planner is not None else []
+def _figures(
+    config: ImportConfig, kind: str, problems: Sequence[SourceProblem], solved: Sequence[SourceProblem]
+) -> dict[str, Any]:
+    # `problems` are those before planning, so a plan that one of them has came with it.
+    n_with_plan = sum(bool(problem.plans) for problem in problems)
+    n_planned = len(solved) - n_with_plan
+    # The licences of the planners whose plans are in the data set.
+    planners = [config.planners.planner] if n_planned else []
+    if config.planners.optimal_planner is not None:
+        planners.append(config.planners.optimal_planner)
     return {
         "settings": settings_of(config),
         "kind": kind,
-        "plans": {"given": given, "found": len(solved) - given, "not found": len(found) - len(solved)},
-        "planner_licences": {name: PLANNERS[name].licence for name in names},
+        "plans": {"given": n_with_plan, "found": n_planned, "not found": len(problems) - len(solved)},
+        "planner_licences": {name: PLANNERS[name].licence for name in planners},
     }

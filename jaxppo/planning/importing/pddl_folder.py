@@ -3,23 +3,25 @@
 import contextlib
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
+from jaxppo.planning.importing.source_files import ErrorCache, natural_key
 
+# Possessive quantifiers, here and below: a hostile file must not make the match take longer than linear time.
 _COMMENT = re.compile(r";[^\n]*+")
 _DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
 _DOMAIN_OF_PROBLEM = re.compile(r"\(\s*+:domain\s++([^\s()]++)\s*+\)")
 _LAST_NUMBER = re.compile(r"(\d+)\D*+$")
-MOST_BYTES = 16_000_000
+MAX_BYTES = 16_000_000
 """Of a PDDL file or a plan: four times the largest of the planning competitions; a larger one is not loaded."""
 _DOMAIN_FOLDERS = (".", "domain", "domains")
 PLAN_FOLDERS = ("plan", "plans", "solution", "solutions")
 _PLAN_SUFFIXES = (".plan", ".soln", ".sol", ".solution")
-_SAS_PLAN = "sas_plan"  # what Fast Downward writes where it is not told otherwise
+_SAS_PLAN = "sas_plan"  # the default name of Fast Downward's plans
 
 
 class Definition(NamedTuple):
@@ -40,19 +42,15 @@ class Definition(NamedTuple):
     domain: str
 
 
-def natural_key(text: str) -> list[tuple[int, str]]:
-    """Make a key for sorting: `p2` in front of `p10`."""
-    return [(int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
-
-
 def last_number(stem: str) -> int | None:
     """Read the number that a file's name ends with: 40 for `instance-40`, and for `p40-domain`."""
     match = _LAST_NUMBER.search(stem)
+    # Up to 18 digits fit into 64 bits; Python also refuses to read very long numbers.
     return int(match[1]) if match and len(match[1]) < 19 else None
 
 
 class PddlFolder:
-    """The PDDL files in a folder and all folders below; each is read when it is asked for, once.
+    """The PDDL files in a folder and all folders below; each is read at its first use, once.
 
     Args:
         root: the folder.
@@ -60,21 +58,21 @@ class PddlFolder:
 
     def __init__(self, root: Path):
         self.root = root
-        self._read: dict[Path, Definition | str] = {}
-        self._kinds: dict[tuple[Path, str], list[Definition]] = {}
-        self._prefixes: dict[Path, dict[str, list[Path]]] = {}
+        self._definitions: ErrorCache[Path, Definition] = ErrorCache()
+        self._by_kind: dict[Path, dict[str, list[Definition]]] = {}
+        self._by_prefix: dict[Path, dict[str, list[Path]]] = {}
 
     @cached_property
     def files(self) -> list[Path]:
-        """The `.pddl` files, `p2` in front of `p10`."""
-        found = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and self._is_own_file(path)]
-        return sorted(found, key=lambda path: natural_key(self.label(path)))
+        """The `.pddl` files, `p2` before `p10`."""
+        paths = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and self._is_inside(path)]
+        return sorted(paths, key=lambda path: natural_key(self.label(path)))
 
     @cached_property
     def _real_root(self) -> Path:
         return self.root.resolve()
 
-    def _is_own_file(self, path: Path) -> bool:
+    def _is_inside(self, path: Path) -> bool:
         """Return whether a path is a file that really is in the folder; a link that leads out of it is none."""
         return path.is_file() and path.resolve().is_relative_to(self._real_root)
 
@@ -88,15 +86,7 @@ class PddlFolder:
         Raises:
             DataError: it is no text, or defines neither a domain nor a problem.
         """
-        if path not in self._read:
-            try:
-                self._read[path] = _definition(path, read_text(path, MOST_BYTES))
-            except DataError as error:
-                self._read[path] = str(error)
-        found = self._read[path]
-        if isinstance(found, str):
-            raise DataError(found)
-        return found
+        return self._definitions.get_or_compute(path, partial(_read_definition, path))
 
     def domain_of(self, problem: Definition) -> Definition:
         """Find the domain of a problem: the nearest one with the name that the problem states, else the nearest one.
@@ -107,16 +97,20 @@ class PddlFolder:
         Raises:
             DataError: there is none, or several that differ.
         """
+        # From the inside out, so that a domain beside the problem wins over one of the same name further up.
         nearest: list[Definition] = []
         for folder in self._folders_above(problem.path):
-            found = [domain for place in _DOMAIN_FOLDERS for domain in self._in_folder(folder / place, "domain")]
-            named = [domain for domain in found if domain.name == problem.domain]
-            if named:
-                return self._only(named, problem)
-            nearest = nearest or found
+            domains: list[Definition] = []
+            for subfolder in _DOMAIN_FOLDERS:
+                domains += self._in_folder(folder / subfolder, "domain")
+            with_name = [domain for domain in domains if domain.name == problem.domain]
+            if with_name:
+                return self._only_domain(with_name, problem)
+            nearest = nearest or domains
+        # No domain has the name: the nearest one is taken, as VAL does, which does not compare the names.
         if not nearest:
             raise DataError(f"domain: expected a file that defines the domain '{problem.domain}', got none")
-        return self._only(nearest, problem)
+        return self._only_domain(nearest, problem)
 
     def plans_of(self, problem: Definition) -> list[Path]:
         """List the files that may hold a plan for a problem, the best name first.
@@ -126,23 +120,33 @@ class PddlFolder:
         problem. Of numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they
         get better.
         """
-        folder, stems = problem.path.parent, (problem.path.stem, problem.path.name)
-        found = [path for suffix in _PLAN_SUFFIXES for stem in stems for path in self._numbered(folder, stem + suffix)]
-        for place in self._plan_folders(folder):
-            found += self._starting_with(place, problem.path.stem)
+        folder = problem.path.parent
+        paths: list[Path] = []
+        for suffix in _PLAN_SUFFIXES:
+            paths += self._numbered(folder, problem.path.stem + suffix)
+            paths += self._numbered(folder, problem.path.name + suffix)
+        for plan_folder in self._plan_folders(folder):
+            paths += self._starting_with(plan_folder, problem.path.stem)
+        # A planner writes `sas_plan` for whatever it solves: with several problems nobody knows for which.
         if len(self._in_folder(folder, "problem")) == 1:
-            found += self._numbered(folder, _SAS_PLAN)
-        return list(dict.fromkeys(found))
+            paths += self._numbered(folder, _SAS_PLAN)
+        return list(dict.fromkeys(paths))
 
     def _plan_folders(self, folder: Path) -> list[Path]:
         """List where plans for the problems of a folder may be: beside it, and at the same place of a mirrored tree."""
-        places = [folder, folder.parent] if folder != self.root else [folder]
-        found = [place / plans for place in places for plans in PLAN_FOLDERS]
+        bases = [folder]
+        if folder != self.root:
+            bases.append(folder.parent)
+        folders: list[Path] = []
+        for base in bases:
+            folders += [base / name for name in PLAN_FOLDERS]
         for base in self._folders_above(folder / "problem"):
+            # With and without the first folder: `solutions/easy` may mirror `problems/easy`, or `easy`.
             parts = folder.relative_to(base).parts
             for mirrored in (parts, parts[1:]):
-                found += [base.joinpath(plans, *mirrored) for plans in PLAN_FOLDERS if mirrored]
-        return list(dict.fromkeys(found))
+                if mirrored:
+                    folders += [base.joinpath(name, *mirrored) for name in PLAN_FOLDERS]
+        return list(dict.fromkeys(folders))
 
     def _folders_above(self, path: Path) -> Iterator[Path]:
         for folder in path.parents:
@@ -159,18 +163,20 @@ class PddlFolder:
 
     def _in_folder(self, folder: Path, kind: str) -> list[Definition]:
         """Read what the files of a folder define; those that cannot be read are reported by who lists the files."""
-        if (folder, kind) not in self._kinds:
-            found: dict[str, list[Definition]] = {"domain": [], "problem": []}
+        if folder not in self._by_kind:
+            definitions: dict[str, list[Definition]] = {"domain": [], "problem": []}
             for path in self._by_folder.get(folder, ()):
                 with contextlib.suppress(DataError):
                     definition = self.definition(path)
-                    found[definition.kind].append(definition)
-            self._kinds |= {(folder, key): definitions for key, definitions in found.items()}
-        return self._kinds[folder, kind]
+                    definitions[definition.kind].append(definition)
+            self._by_kind[folder] = definitions
+        return self._by_kind[folder][kind]
 
-    def _only(self, domains: list[Definition], problem: Definition) -> Definition:
-        own = [domain for domain in domains if _belong_together(domain.path.stem, problem.path.stem)]
-        domains = own or domains
+    def _only_domain(self, domains: list[Definition], problem: Definition) -> Definition:
+        """Return the one domain that is meant; copies of one text are one."""
+        # Some competitions have a domain for each problem, in one folder and with one name.
+        matching = [domain for domain in domains if _belong_together(domain.path.stem, problem.path.stem)]
+        domains = matching or domains
         if len({domain.text for domain in domains}) > 1:
             files = ", ".join(self.label(domain.path) for domain in domains[:3])
             more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
@@ -179,45 +185,56 @@ class PddlFolder:
 
     def _starting_with(self, folder: Path, name: str) -> list[Path]:
         """List the files `NAME` and `NAME.anything`: the highest number first, then by their names."""
-        if folder not in self._prefixes:
+        if folder not in self._by_prefix:
+            # A folder of plans is listed once, not once for each problem.
             prefixes: dict[str, list[Path]] = {}
             for path in sorted(folder.glob("*")):
                 parts = path.name.split(".")
                 for length in range(1, len(parts) + 1):
                     prefixes.setdefault(".".join(parts[:length]), []).append(path)
-            self._prefixes[folder] = prefixes
-        found = self._prefixes[folder].get(name, [])
-        return sorted(filter(self._is_own_file, found), key=lambda path: -_number_suffix(path))
+            self._by_prefix[folder] = prefixes
+        paths = self._by_prefix[folder].get(name, [])
+        return sorted(filter(self._is_inside, paths), key=lambda path: -_number_suffix(path))
 
     def _numbered(self, folder: Path, name: str) -> list[Path]:
         """List the files `NAME.2`, `NAME.1` and `NAME`."""
-        found = self._starting_with(folder, name)
-        return [path for path in found if path.name in (name, f"{name}.{_number_suffix(path)}")]
+        paths = self._starting_with(folder, name)
+        return [path for path in paths if path.name in (name, f"{name}.{_number_suffix(path)}")]
 
 
-def _definition(path: Path, text: str) -> Definition:
+def _read_definition(path: Path) -> Definition:
+    """Read the first lines of a definition alone: whoever uses the file parses it, and says what is wrong inside."""
+    text = read_text(path, MAX_BYTES)
     plain = _COMMENT.sub("", text).lower()
     match = _DEFINITION.match(plain)
     if match is None:
         raise DataError(
             f"{path.name}: expected '(define (domain NAME)' or '(define (problem NAME)', got {plain[:30]!r}"
         )
-    domain = _DOMAIN_OF_PROBLEM.search(plain) if match[1] == "problem" else None
-    return Definition(path, _without_spare_parentheses(text), match[1], match[2], domain[1] if domain else "")
+    kind, name = match.groups()
+    domain = _DOMAIN_OF_PROBLEM.search(plain) if kind == "problem" else None
+    return Definition(path, _without_spare_parentheses(text), kind, name, domain[1] if domain else "")
 
 
 def _without_spare_parentheses(text: str) -> str:
-    """Drop closing parentheses behind the whole definition: PlanBench's logistics has them, and VAL reads over them."""
+    """Drop closing parentheses after the whole definition: PlanBench's logistics has them, and VAL reads over them."""
     depth = 0
     for match in re.finditer(r"[()]|;[^\n]*+", text):
-        depth += {"(": 1, ")": -1}.get(match[0], 0)
-        if depth == 0 and match[0] == ")":
-            rest = text[match.end() :]
-            return text[: match.end()] + "\n" if ")" in rest and not rest.strip(") \t\n") else text
+        if match[0] == "(":
+            depth += 1
+        elif match[0] == ")":
+            depth -= 1
+            if depth == 0:
+                remainder = text[match.end() :]
+                # Anything but parentheses stays, so that the parser refuses it.
+                if ")" in remainder and not remainder.strip(") \t\n"):
+                    return text[: match.end()] + "\n"
+                return text
     return text
 
 
 def _number_suffix(path: Path) -> int:
+    """Return the number after the last dot of a name; -1 where there is none, so that it is sorted last."""
     digits = path.suffix[1:]
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else -1
 
@@ -226,8 +243,7 @@ def _belong_together(domain_stem: str, problem_stem: str) -> bool:
     """Match `domain-01` and `p01`, `p01-domain` and `p01`, `domain_a` and `a`."""
     if "domain" not in domain_stem.lower():
         return False
-    rest = domain_stem.lower().replace("domain", "").strip("-_.")
-    number = last_number(rest)
-    if rest.isdigit():
-        return number == last_number(problem_stem)
-    return bool(rest) and rest == problem_stem.lower()
+    suffix = domain_stem.lower().replace("domain", "").strip("-_.")
+    if suffix.isdigit():
+        return last_number(suffix) == last_number(problem_stem)
+    return bool(suffix) and suffix == problem_stem.lower()

@@ -14,23 +14,19 @@ from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import checked_row
 from jaxppo.planning.importing.instance_files import Entry, Instances, collect
-from jaxppo.planning.importing.pddl_folder import natural_key
-from jaxppo.planning.importing.source_problems import Reading
+from jaxppo.planning.importing.source_files import file_label, list_files
+from jaxppo.planning.importing.source_problems import Reading, unreadable
 
-_NAMED_TASKS = {1: "plan generation", 2: "optimality", 3: "verification"}
-_PLANNING = (1, 2)
+_TASK_NAMES = {1: "plan generation", 2: "optimality", 3: "verification"}
+_PLANNING_TASKS = (1, 2)
 """In the other tasks the plan is not one for the instance as it is in its file."""
-_NUMBER = re.compile(r"(?:task_|t)(\d+)")
+_TASK_NUMBER = re.compile(r"(?:task_|t)(\d+)")
 
 
 def read_planbench(source: Path, pddl_dir: Path) -> Reading:
     """Read a JSON file of PlanBench, or all in a folder, with the PDDL of its instances."""
-    files = [source] if source.is_file() else source.rglob("*.json")
-    ordered = sorted(files, key=lambda path: natural_key(path.as_posix()))
     instances = Instances(pddl_dir)
-    return collect(
-        (entry for path in ordered for entry in _entries(path, source, instances.configs)), instances, "given"
-    )
+    return collect(_entries(source, instances.configs), instances)
 
 
 def is_planbench(path: Path) -> bool:
@@ -42,23 +38,25 @@ def is_planbench(path: Path) -> bool:
     return isinstance(content, dict) and isinstance(content.get("instances"), list)
 
 
-def _entries(path: Path, source: Path, configs: Collection[str]) -> Iterator[Entry | Rejected]:
-    label = path.name if path == source else path.relative_to(source).as_posix()
-    try:
-        content = read_instances(path, label)
-    except DataError as error:
-        yield Rejected("", "", "", label, f"unreadable: {error}")
-        return
-    domain = config_of(path, content, configs)
-    for number, instance in enumerate(content["instances"], 1):
+def _entries(source: Path, configs: Collection[str]) -> Iterator[Entry | Rejected]:
+    for path in list_files(source, "*.json"):
+        label = file_label(path, source)
         try:
-            yield _entry(instance, domain, f"{label}: instance {number}")
+            content = read_instances(path, label)
         except DataError as error:
-            yield Rejected("", domain, "", label, f"unreadable: {error}")
+            yield unreadable(label, error)
+            continue
+        domain = config_of(path, content, configs)
+        # One bad instance is one line: a file has hundreds.
+        for number, instance in enumerate(content["instances"], 1):
+            try:
+                yield _entry(instance, domain, f"{label}: instance {number}")
+            except DataError as error:
+                yield unreadable(label, error, domain=domain)
 
 
-def read_instances(path: Path, label: str, tasks: Sequence[int] = _PLANNING) -> dict[str, Any]:
-    """Read a JSON file of PlanBench of one of some tasks: `domain` and `instances` are there.
+def read_instances(path: Path, label: str, tasks: Sequence[int] = _PLANNING_TASKS) -> dict[str, Any]:
+    """Read a JSON file of PlanBench of one of some tasks: it has `domain` and `instances`.
 
     Raises:
         DataError: it is no such file, or of another task; `label` names it.
@@ -68,15 +66,16 @@ def read_instances(path: Path, label: str, tasks: Sequence[int] = _PLANNING) -> 
         raise DataError(f"{label}: expected a JSON object, got {type(content).__name__}")
     checked_row(content, label, {"domain": str, "instances": list})
     if task_number(content) not in tasks:
-        *others, last = (f"{_NAMED_TASKS[task]} (task_{task})" for task in tasks)
-        expected = f"{', '.join(others)} or {last}"
-        raise DataError(f"{label}: task: expected {expected}, got {content.get('task')!r:.60}")
+        names = [f"{_TASK_NAMES[task]} (task_{task})" for task in tasks]
+        alternatives = f"{', '.join(names[:-1])} or {names[-1]}"
+        raise DataError(f"{label}: task: expected {alternatives}, got {content.get('task')!r:.60}")
     return content
 
 
 def task_number(content: Mapping[str, Any]) -> int | None:
     """Return the number of a file's task, `task_1_plan_generation` or `t1`; 1 where it names none."""
-    match = _NUMBER.match(str(content.get("task", "t1")))
+    # Older files name it `t1`, or not at all.
+    match = _TASK_NUMBER.match(str(content.get("task", "t1")))
     return int(match[1]) if match else None
 
 
@@ -85,21 +84,24 @@ def config_of(path: Path, content: Mapping[str, Any], configs: Collection[str]) 
 
     Some files call their domain `blocksworld_zero_shot` or `blocksworld/generated_basic`.
     """
-    above = path.resolve().parts[-3:-1]
-    return next((name for name in above if name in configs), content["domain"])
+    # Resolved, so that a file that is named alone (`t1.json` in its own folder) still has its folders.
+    folders = path.resolve().parts[-3:-1]
+    return next((name for name in folders if name in configs), content["domain"])
 
 
-def _entry(instance: Any, domain: str, where: str) -> Entry:
+def _entry(instance: Any, domain: str, place: str) -> Entry:
     if not isinstance(instance, dict) or not isinstance(instance.get("instance_id"), int | str):
-        raise DataError(f"{where}: field 'instance_id': expected a number or a name, got {instance!s:.60}")
-    plan, query = (instance.get(field) or "" for field in ("ground_truth_plan", "query"))
+        raise DataError(f"{place}: field 'instance_id': expected a number or a name, got {instance!s:.60}")
+    query = instance.get("query") or ""
+    plan = instance.get("ground_truth_plan") or ""
+    # The repository's two trees differ: a plan is a text, a list of steps, or `{"plan": either}`.
     if isinstance(plan, dict):
         plan = plan.get("plan")
     if isinstance(plan, list) and all(isinstance(step, str) for step in plan):
         plan = "\n".join(plan)
     if not isinstance(plan, str) or not isinstance(query, str):
         raise DataError(
-            f"{where}: fields 'ground_truth_plan' and 'query': expected text, got {plan!r:.60}, {query!r:.60}"
+            f"{place}: fields 'ground_truth_plan' and 'query': expected text, got {plan!r:.60}, {query!r:.60}"
         )
-    columns = {"instance": str(instance["instance_id"]), "source_prompt": query}
-    return Entry(domain, str(instance["instance_id"]), plan, where, columns)
+    name = str(instance["instance_id"])
+    return Entry(domain, name, plan, place, {"instance": name, "source_prompt": query})

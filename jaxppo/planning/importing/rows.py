@@ -1,6 +1,6 @@
 """Rows: the 10-column JSON lines of the paper, and our own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, read_s
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import COLUMNS, Row, checked_row, reference_plans
 from jaxppo.planning.importing.instance_files import Entry, Instances, collect
-from jaxppo.planning.importing.pddl_folder import natural_key
-from jaxppo.planning.importing.source_problems import Reading, SourceProblem
+from jaxppo.planning.importing.source_files import file_label, list_files
+from jaxppo.planning.importing.source_problems import FROM_SOURCE, Reading, SourceProblem, unreadable
 from jaxppo.planning.language.plans import Action, parse_action
 
 
@@ -21,91 +21,101 @@ def read_paper(source: Path, pddl_dir: Path) -> Reading:
 
     Source of the format: Huang, Cohn and Lipovetzky, ICAPS 2025; github.com/Sino-Huang/official-misconcept-lm-plan-gen.
     """
-    return collect(_paper_entries(source), Instances(pddl_dir), "given")
+    return collect(_paper_entries(source), Instances(pddl_dir))
 
 
 def read_rows(source: Path) -> Reading:
     """Read a data set folder of ours, or one file of it: problems, plans, and all columns that are not made anew."""
-    for path in [source] if source.is_file() else split_files(source):
-        try:
-            rows = read_split(path.parent, path.stem, {}) if path.suffix == ".parquet" else None
-        except DataError as error:
-            yield Rejected("", "", path.stem, path.name, f"unreadable: {error}")
-            continue
-        for where, row in _json_rows(path, source) if rows is None else _numbered(rows, path.name):
-            yield row if isinstance(row, Rejected) else _own_row(row, where, path.stem)
+    for path in split_files(source) if source.is_dir() else [source]:
+        rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path, source)
+        for place, row in rows:
+            yield row if isinstance(row, Rejected) else _own_problem(row, place, path.stem)
 
 
 def _paper_entries(source: Path) -> Iterator[Entry | Rejected]:
-    files = [source] if source.is_file() else source.rglob("*.jsonl")
-    for path in sorted(files, key=lambda path: natural_key(path.as_posix())):
-        for where, row in _json_rows(path, source):
-            yield row if isinstance(row, Rejected) else _paper_entry(row, where)
+    for path in list_files(source, "*.jsonl"):
+        for place, row in _json_rows(path, source):
+            yield row if isinstance(row, Rejected) else _paper_entry(row, place)
 
 
-def _paper_entry(row: Row, where: str) -> Entry | Rejected:
+def _paper_entry(row: Row, place: str) -> Entry | Rejected:
     instance = row.get("instance_id")
     try:
-        checked_row(row, where, PAPER_COLUMNS)
+        checked_row(row, place, PAPER_COLUMNS)
+        # A bool is an int to Python, but no number of an instance.
         if not isinstance(instance, int | str) or isinstance(instance, bool):
-            raise DataError(f"{where}: field 'instance_id': expected a number or a name, got {instance!r:.60}")
+            raise DataError(f"{place}: field 'instance_id': expected a number or a name, got {instance!r:.60}")
         if not all(isinstance(step, str) for step in row["raw_plan"]):
-            raise DataError(f"{where}: field 'raw_plan': expected texts, got {row['raw_plan']!r:.60}")
+            raise DataError(f"{place}: field 'raw_plan': expected texts, got {row['raw_plan']!r:.60}")
     except DataError as error:
-        return Rejected("", "", "", where, f"unreadable: {error}")
+        return unreadable(place, error)
     prompt = f"{row['instruction']}\n{row['input']}"
     columns = {"instance": str(instance), "source_prompt": prompt}
-    return Entry(row["domain"], str(instance), "\n".join(row["raw_plan"]), where, columns)
+    return Entry(row["domain"], str(instance), "\n".join(row["raw_plan"]), place, columns)
 
 
 def _json_rows(path: Path, source: Path) -> Iterator[tuple[str, Row | Rejected]]:
-    """Yield the rows of a file and where they stand, read line by line: such files may be larger than memory."""
-    label = path.name if path == source else path.relative_to(source).as_posix()
+    """Yield the rows of a file, each after its place, read line by line: such files may be larger than memory."""
+    label = file_label(path, source)
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            where = f"{label}:{number}"
-            try:
-                row = parse_json(line) if line.strip() else None
-            except DataError as error:
-                yield where, Rejected("", "", "", where, f"unreadable: {error}")
+            if not line.strip():
                 continue
-            if isinstance(row, dict):
-                yield where, row
-            elif row is not None:
-                yield where, Rejected("", "", "", where, f"unreadable: expected an object, got {type(row).__name__}")
+            place = f"{label}:{number}"
+            try:
+                row = parse_json(line)
+                # An empty value is no row and no error, like an empty line.
+                if row is not None and not isinstance(row, dict):
+                    raise DataError(f"expected an object, got {type(row).__name__}")
+            except DataError as error:
+                yield place, unreadable(place, error)
+            else:
+                if row is not None:
+                    yield place, row
 
 
-def _numbered(rows: Sequence[Row], name: str) -> Iterator[tuple[str, Row]]:
-    return ((f"{name}:{number}", row) for number, row in enumerate(rows, 1))
-
-
-def _own_row(row: Row, where: str, split: str) -> SourceProblem | Rejected:
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Row | Rejected]]:
+    """Yield the rows of a file, each after its place; `_own_problem` checks their columns."""
     try:
-        checked_row(row, where, SOURCE_COLUMNS)
-        if not is_split_name(str(row.get("split") or split)):
-            raise DataError(
-                f"{where}: field 'split': expected letters, digits, '_' and '-', got {row.get('split')!r:.60}"
-            )
+        rows = read_split(path.parent, path.stem, {})
     except DataError as error:
-        return Rejected(str(row.get("id", "")), str(row.get("domain", "")), split, where, f"unreadable: {error}")
+        yield path.name, unreadable(path.name, error, split=path.stem)
+        return
+    for number, row in enumerate(rows, 1):
+        yield f"{path.name}:{number}", row
+
+
+def _own_problem(row: Row, place: str, file_split: str) -> SourceProblem | Rejected:
+    """Make the problem of a row of ours; without a split of its own, it is of the one that its file is named after."""
+    split = str(row.get("split") or file_split)
+    try:
+        checked_row(row, place, SOURCE_COLUMNS)
+        if not is_split_name(split):
+            raise DataError(f"{place}: field 'split': expected letters, digits, '_' and '-', got {split!r:.60}")
+    except DataError as error:
+        return unreadable(place, error, str(row.get("id", "")), str(row.get("domain", "")), file_split)
+    # Prompts are written anew from the PDDL, and a conversation is more than its PDDL.
     if row.get("failures"):
         reason = "a conversation (repair rows): its prompt would be written anew"
-        return Rejected(row["id"], row["domain"], str(row.get("split") or split), where, reason)
-    found = SourceProblem(
+        return Rejected(row["id"], row["domain"], split, place, reason)
+    problem = SourceProblem(
         id=row["id"],
         domain=row["domain"],
         domain_pddl=row["domain_pddl"],
         problem_pddl=row["problem_pddl"],
-        source=where,
-        planner=str(row.get("planner") or "given"),
-        split=str(row.get("split") or split),
+        source=place,
+        planner=str(row.get("planner") or FROM_SOURCE),
+        split=split,
+        # Columns of ours are made anew; those that somebody added are kept.
         columns={name: value for name, value in row.items() if name not in COLUMNS},
     )
+    # A plan that cannot be read need not lose the problem: a planner may replace it.
     try:
-        return found._replace(plans=tuple(dict.fromkeys(map(_plan, reference_plans(row["reference_plan"])))))
+        plans = [_plan(steps) for steps in reference_plans(row["reference_plan"])]
     except (TypeError, ValueError) as error:
-        return found._replace(plan_error=f"unreadable plan: {error}")
+        return problem._replace(plan_error=f"unreadable plan: {error}")
+    return problem._replace(plans=tuple(dict.fromkeys(plans)))
 
 
-def _plan(steps: Sequence[Any]) -> tuple[Action, ...]:
+def _plan(steps: Any) -> tuple[Action, ...]:
     return tuple(parse_action(step) for step in steps)

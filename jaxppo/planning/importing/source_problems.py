@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected, describe
-from jaxppo.planning.importing.pddl_folder import MOST_BYTES, PLAN_FOLDERS, Definition, PddlFolder
+from jaxppo.planning.importing.pddl_folder import MAX_BYTES, PLAN_FOLDERS, Definition, PddlFolder
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, parse_plan_text, parse_timed_plan_text
 from jaxppo.planning.language.temporal import needs_time_stamps
@@ -15,9 +15,12 @@ from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val, run_val
 
+FROM_SOURCE = "given"
+"""In the column `planner`: the plan came with its problem."""
+
 
 class SourceProblem(NamedTuple):
-    """A problem as a source has it; nothing is checked yet.
+    """A problem as a source has it.
 
     Attributes:
         id: its name in the data set.
@@ -25,10 +28,10 @@ class SourceProblem(NamedTuple):
         domain_pddl: domain text.
         problem_pddl: problem text.
         source: where it comes from: a file, or a file and line, relative to the source.
-        plans: the plans that came with it, without repetitions.
-        planner: where those come from.
+        plans: its plans, the reference first, without repetitions; nothing is checked by the readers.
+        planner: where those come from, with the version.
         plan_error: why a plan that came with it cannot be read.
-        split: its split in the source; empty where that knows none.
+        split: its split in the source; empty where that has none.
         columns: further columns of its row.
     """
 
@@ -52,6 +55,11 @@ Reading: TypeAlias = "Iterator[SourceProblem | Rejected]"
 """What a reader yields: one bad file or row never ends it."""
 
 
+def unreadable(source: str, error: Exception, id: str = "", domain: str = "", split: str = "") -> Rejected:
+    """Return a file or row that cannot be read as one that is left out, with as much as is known of it."""
+    return Rejected(id, domain, split, source, f"unreadable: {error}")
+
+
 def read_plan(text: str) -> tuple[Action, ...]:
     """Read a plan file: `(action args)` one after another, or with time stamps, which are dropped.
 
@@ -62,11 +70,15 @@ def read_plan(text: str) -> tuple[Action, ...]:
     if plan.error is None:
         return plan.actions
     timed = parse_timed_plan_text(text)
+    # Time stamps of a classical planner are only the order of its steps, which need not be that of the lines.
     if timed.error is None:
-        return tuple(step.action for step in sorted(timed.steps, key=lambda step: step.start))
+        steps = sorted(timed.steps, key=lambda step: step.start)
+        return tuple(step.action for step in steps)
+    # The reader that came further is the one that the text was meant for.
     step = max(plan.error_step or 0, timed.error_step or 0)
-    expected = "'(action argument ...)' one after another"
-    raise DataError(f"unreadable plan: expected {expected}, got another text as step {step}")
+    raise DataError(
+        f"unreadable plan: expected '(action argument ...)' one after another, got another text as step {step}"
+    )
 
 
 def problem_objection(domain_pddl: str, problem_pddl: str) -> str | None:
@@ -85,6 +97,7 @@ def problem_objection(domain_pddl: str, problem_pddl: str) -> str | None:
 def plan_objection(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> str | None:
     """Say why a plan is not valid, for the validator in this process, or VAL where that gives no verdict; else None."""
     try:
+        # The validator in this process gives up at a limit of work, where VAL may still decide.
         verdict = validate_actions(domain_pddl, problem_pddl, plan, "auto")
         if verdict.error is PlanError.VALIDATOR_TIMEOUT and find_val() is not None:
             verdict = run_val(domain_pddl, problem_pddl, plan)
@@ -99,31 +112,32 @@ def read_pddl(source: Path) -> Reading:
     """Read a folder of PDDL files with plans beside them; `PddlFolder` says how they find each other."""
     folder = PddlFolder(source)
     for path in folder.files:
-        label = folder.label(path)
         try:
             definition = folder.definition(path)
         except DataError as error:
+            # Folders of plans may hold plans that are called `.pddl`, which define nothing.
             if path.parent.name not in PLAN_FOLDERS:
-                yield Rejected(label.removesuffix(path.suffix), "", "", label, f"unreadable: {error}")
+                label = folder.label(path)
+                yield unreadable(label, error, id=label.removesuffix(path.suffix))
             continue
         if definition.kind == "problem":
-            yield _with_domain(folder, definition)
+            yield _read_problem(folder, definition)
 
 
-def _with_domain(folder: PddlFolder, problem: Definition) -> SourceProblem | Rejected:
-    label = folder.label(problem.path)
-    name = label.removesuffix(problem.path.suffix)
+def _read_problem(folder: PddlFolder, definition: Definition) -> SourceProblem | Rejected:
+    """Add domain and plan to a problem."""
+    label = folder.label(definition.path)
+    name = label.removesuffix(definition.path.suffix)
     try:
-        domain = folder.domain_of(problem)
+        domain = folder.domain_of(definition)
     except DataError as error:
-        return Rejected(name, problem.domain, "", label, f"no domain: {error}")
-    found = SourceProblem(name, domain.name, domain.text, problem.text, label, columns={"source": label})
-    plans = folder.plans_of(problem)
-    return _with_plan(found, plans[0]) if plans else found
-
-
-def _with_plan(problem: SourceProblem, path: Path) -> SourceProblem:
+        return Rejected(name, definition.domain, "", label, f"no domain: {error}")
+    problem = SourceProblem(name, domain.name, domain.text, definition.text, label, columns={"source": label})
+    plans = folder.plans_of(definition)
+    if not plans:
+        return problem
+    # Only the best name: a planner's earlier, longer plans are beside its last.
     try:
-        return problem._replace(plans=(read_plan(read_text(path, MOST_BYTES)),), planner="given")
+        return problem._replace(plans=(read_plan(read_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE)
     except DataError as error:
         return problem._replace(plan_error=str(error))

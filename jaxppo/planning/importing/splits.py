@@ -1,7 +1,6 @@
 """Which split an imported problem goes to, by the rules of `build`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -10,39 +9,26 @@ from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import partition_of_form
 from jaxppo.planning.importing.source_problems import SourceProblem
 from jaxppo.planning.language.parse import parse_domain, parse_problem
-from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.sexpr import read_fast
 from jaxppo.planning.transform.canonical import canonical_form
 
-AUTO, KEEP = "auto", "keep"
+AUTO = "auto"
+KEEP = "keep"
 _SHORT = ("train", "rl", "test")
+"""The splits of short plans, besides test_larger and test_unseen."""
 
 
-class Solved(NamedTuple):
-    """A problem and the plans that a validator accepted, the reference first.
-
-    Attributes:
-        problem: the problem.
-        plans: its plans.
-        planner: where they come from, with the version.
-    """
-
-    problem: SourceProblem
-    plans: tuple[tuple[Action, ...], ...]
-    planner: str
-
-
-class _Measured(NamedTuple):
+class _MeasuredProblem(NamedTuple):
     """What decides the split of a problem."""
 
-    solved: Solved
+    problem: SourceProblem
     form: str
     n_objects: int
 
 
 def assign_splits(
-    solved: Sequence[Solved], config: ImportConfig, step: Callable[[int], None] = lambda done: None
-) -> tuple[dict[str, list[Solved]], list[Rejected]]:
+    problems: Sequence[SourceProblem], config: ImportConfig, progress: Callable[[int], None]
+) -> tuple[dict[str, list[SourceProblem]], list[Rejected]]:
     """Put each problem into its split, at most once.
 
     With `split: auto` a problem goes, by its canonical form, to train, rl or test where its plan is short; to
@@ -52,55 +38,60 @@ def assign_splits(
     `split: keep` as often as in the source.
 
     Args:
-        solved: the problems.
+        problems: with valid plans.
         config: the settings.
-        step: called with the number of problems looked at.
+        progress: called with the number of problems that are measured.
 
     Returns:
         Split to its problems, in the order that they came in, and those that are left out, with reasons.
     """
+    measured: list[_MeasuredProblem] = []
+    for number, problem in enumerate(problems, 1):
+        measured.append(_measure(problem))
+        progress(number)
+    # All problems are measured before the first is placed: what counts as larger depends on all others.
+    most_objects = _most_objects_by_domain(measured, config)
     register = _Register()
     rejected: list[Rejected] = []
-    measured = []
-    for number, one in enumerate(solved, 1):
-        measured.append(_measure(one))
-        step(number)
-    larger = _larger(measured, config)
-    for one in measured:
-        split, reason = _split_of(one, config, id(one) in larger)
-        reason = reason or register.objection(one, split, config.split == KEEP)
+    for measurement in measured:
+        problem = measurement.problem
+        limit = most_objects.get(problem.domain, config.max_train_objects)
+        is_larger = limit is not None and measurement.n_objects > limit
+        split, reason = _split_of(measurement, config, is_larger)
+        reason = reason or register.objection(measurement, split, config.split == KEEP)
         if reason is None:
-            register.add(one, split)
+            register.add(measurement, split)
         else:
-            rejected.append(one.solved.problem._replace(split=split).rejected(reason))
+            rejected.append(problem._replace(split=split).rejected(reason))
     return register.splits, rejected
 
 
-@dataclass(slots=True)
 class _Register:
     """What the splits hold so far, and the first id of every problem."""
 
-    splits: dict[str, list[Solved]] = field(default_factory=dict)
-    _own: dict[tuple[str, str, str], str] = field(default_factory=dict)
-    _anywhere: dict[str, tuple[str, str]] = field(default_factory=dict)
+    def __init__(self):
+        self.splits: dict[str, list[SourceProblem]] = {}
+        self._id_in_split: dict[tuple[str, str, str], str] = {}
+        self._first_of_form: dict[str, tuple[str, str]] = {}
 
-    def objection(self, one: _Measured, split: str, may_repeat: bool) -> str | None:
+    def objection(self, measurement: _MeasuredProblem, split: str, may_repeat: bool) -> str | None:
         """Say why the problem may not enter the split; None where it may."""
-        own = self._own.get(self._key(one, split))
-        if own is not None and not may_repeat:
-            return f"duplicate of {own}"
-        other_split, other = self._anywhere.get(one.form, (split, ""))
-        return None if other_split == split else f"duplicate of {other}, which is in {other_split}"
+        twin = self._id_in_split.get(self._key(measurement, split))
+        if twin is not None and not may_repeat:
+            return f"duplicate of {twin}"
+        # In a split the text of the domain counts, too; across splits the form alone: train and test share none.
+        first_split, first_id = self._first_of_form.get(measurement.form, (split, ""))
+        return None if first_split == split else f"duplicate of {first_id}, which is in {first_split}"
 
-    def add(self, one: _Measured, split: str) -> None:
+    def add(self, measurement: _MeasuredProblem, split: str) -> None:
         """Put the problem into the split."""
-        problem = one.solved.problem
-        self.splits.setdefault(split, []).append(one.solved)
-        self._own[self._key(one, split)] = problem.id
-        self._anywhere.setdefault(one.form, (split, problem.id))
+        problem = measurement.problem
+        self.splits.setdefault(split, []).append(problem)
+        self._id_in_split[self._key(measurement, split)] = problem.id
+        self._first_of_form.setdefault(measurement.form, (split, problem.id))
 
-    def _key(self, one: _Measured, split: str) -> tuple[str, str, str]:
-        return split, _plain_domain(one.solved.problem.domain_pddl), one.form
+    def _key(self, measurement: _MeasuredProblem, split: str) -> tuple[str, str, str]:
+        return split, _plain_domain(measurement.problem.domain_pddl), measurement.form
 
 
 @lru_cache(maxsize=256)
@@ -109,42 +100,43 @@ def _plain_domain(domain_pddl: str) -> str:
     return repr(read_fast(domain_pddl, "<domain>"))
 
 
-def _measure(solved: Solved) -> _Measured:
-    problem = parse_problem(solved.problem.problem_pddl, parse_domain(solved.problem.domain_pddl))
-    return _Measured(solved, canonical_form(problem), len(problem.objects))
+def _measure(source: SourceProblem) -> _MeasuredProblem:
+    problem = parse_problem(source.problem_pddl, parse_domain(source.domain_pddl))
+    return _MeasuredProblem(source, canonical_form(problem), len(problem.objects))
 
 
-def _split_of(one: _Measured, config: ImportConfig, is_larger: bool) -> tuple[str, str | None]:
+def _split_of(measurement: _MeasuredProblem, config: ImportConfig, is_larger: bool) -> tuple[str, str | None]:
     """Return the split of a problem, or the one that it was meant for and why it cannot enter it."""
+    problem = measurement.problem
     if config.split == KEEP:
-        return one.solved.problem.split, None
+        return problem.split, None
     if config.split != AUTO:
         return config.split, None
-    if one.solved.problem.columns.get("obfuscation"):
+    # A canonical form of other words is another one: such a row could be in train while its original is in test.
+    if problem.columns.get("obfuscation"):
         return "", "obfuscated: expected split keep for a row in other words, got auto"
-    length = len(one.solved.plans[0])
-    is_short, is_long = (length in parse_lengths(band) for band in (config.short_lengths, config.long_lengths))
-    if one.solved.problem.domain in config.unseen_domains:
+    length = len(problem.plans[0])
+    is_short = length in parse_lengths(config.short_lengths)
+    if problem.domain in config.unseen_domains:
         return "test_unseen", None if is_short else f"plan length {length} not in short_lengths"
-    if not (is_short or is_long):
+    if not is_short and length not in parse_lengths(config.long_lengths):
         return "", f"plan length {length} in no band"
-    partition = partition_of_form(one.form)
+    partition = partition_of_form(measurement.form)
     if is_short and not is_larger:
         return partition, None
+    # As in `build`, the harder splits are of test's partition, so that none of their forms is ever trained on.
     split = "test_larger" if is_larger else "test_longer"
     return split, None if partition == "test" else f"other partition: {split} is of the partition test, not {partition}"
 
 
-def _larger(measured: Sequence[_Measured], config: ImportConfig) -> set[int]:
-    """Return identities of the problems with more objects than those of their domain in train, rl and test."""
+def _most_objects_by_domain(measured: Sequence[_MeasuredProblem], config: ImportConfig) -> dict[str, int]:
+    """Return the most objects that a problem of each domain in train, rl and test has."""
+    # With a limit, larger problems are not in train, rl and test, so they do not raise it.
     limit = config.max_train_objects
-    most: dict[str, int] = {}
-    for one in measured:
-        domain, is_short = one.solved.problem.domain, _split_of(one, config, False)[0] in _SHORT
-        if is_short and (limit is None or one.n_objects <= limit):
-            most[domain] = max(most.get(domain, 0), one.n_objects)
-    return {
-        id(one)
-        for one in measured
-        if one.n_objects > most.get(one.solved.problem.domain, one.n_objects if limit is None else limit)
-    }
+    most_objects: dict[str, int] = {}
+    for measurement in measured:
+        split, _ = _split_of(measurement, config, is_larger=False)
+        if split in _SHORT and (limit is None or measurement.n_objects <= limit):
+            domain = measurement.problem.domain
+            most_objects[domain] = max(most_objects.get(domain, 0), measurement.n_objects)
+    return most_objects

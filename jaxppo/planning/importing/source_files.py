@@ -1,0 +1,52 @@
+"""The files of a source in the order that a person expects, and what is remembered of each."""
+
+import re
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from jaxppo.errors import DataError, PddlError
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+def natural_key(text: str) -> list[tuple[int, str]]:
+    """Make a key for sorting: `p2` before `p10`."""
+    # Numbers and texts are never compared with each other: a text has the number -1.
+    return [(int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def list_files(source: Path, pattern: str) -> list[Path]:
+    """List the files below a folder whose names match a pattern, in natural order; a file is the only one of itself."""
+    if source.is_file():
+        return [source]
+    return sorted(source.rglob(pattern), key=lambda path: natural_key(path.as_posix()))
+
+
+def file_label(path: Path, source: Path) -> str:
+    """Name a file in messages: by its path in the source, or by its name where it is the source itself."""
+    return path.name if path == source else path.relative_to(source).as_posix()
+
+
+class ErrorCache(Generic[Key, Value]):
+    """Results by key, and the errors of those that have none: neither is computed twice."""
+
+    def __init__(self):
+        self._values: dict[Key, Value] = {}
+        self._errors: dict[Key, str] = {}
+
+    def get_or_compute(self, key: Key, compute: Callable[[], Value]) -> Value:
+        """Return the value of a key.
+
+        Raises:
+            DataError: it cannot be computed, now or at an earlier call.
+        """
+        if key not in self._values and key not in self._errors:
+            try:
+                self._values[key] = compute()
+            except (DataError, PddlError) as error:
+                self._errors[key] = str(error)
+        if key in self._errors:
+            raise DataError(self._errors[key])
+        return self._values[key]
