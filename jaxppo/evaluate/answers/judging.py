@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
 from jaxppo.planning import PlanVerdict, UnsupportedPddlError, find_val, run_val_many, validate_plan
-from jaxppo.planning.answers.answer import OPTIMALITY, VERIFICATION, Answer, Unread
+from jaxppo.planning.answers.answer import OPTIMALITY, VERIFICATION, PlanAnswer, UnusableAnswer
 from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
 from jaxppo.planning.answers.problems import Problems, Task
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError, parse_action
@@ -31,7 +31,7 @@ class Judged(NamedTuple):
         reference_cost: what the reference plan costs; None where there is no valid one, or it does not matter.
     """
 
-    answer: Answer
+    answer: PlanAnswer
     task: Task
     plan: ParsedPlan
     verdict: PlanVerdict
@@ -75,21 +75,21 @@ class AnswerJudge:
         self._verdicts: dict[tuple[int, Plan], PlanVerdict] = {}
         self._read: dict[tuple[int, str], list[tuple[ParsedPlan, PlanVerdict]]] = {}
 
-    def __call__(self, answers: Iterable[Answer | Unread]) -> tuple[list[Judged], list[Unread]]:
+    def __call__(self, answers: Iterable[PlanAnswer | UnusableAnswer]) -> tuple[list[Judged], list[UnusableAnswer]]:
         """Judge answers; those that cannot be judged are lines with the reason."""
         judged: list[Judged] = []
-        unread: list[Unread] = []
+        unread: list[UnusableAnswer] = []
         for answer in answers:
-            if isinstance(answer, Unread):
+            if isinstance(answer, UnusableAnswer):
                 unread.append(answer)
                 continue
             try:
                 judged.append(self._judge(answer))
             except (DataError, PddlError, ValidatorError) as error:
-                unread.append(Unread.of(answer.source, error))
+                unread.append(UnusableAnswer.from_error(answer.source, error))
         return judged, unread
 
-    def _judge(self, answer: Answer) -> Judged:
+    def _judge(self, answer: PlanAnswer) -> Judged:
         task = self._problems.find(answer)
         key = (id(task), answer.text or "")
         if answer.text is None:

@@ -4,13 +4,16 @@ from typing import Any, NamedTuple
 
 from jaxppo.errors import DataError, first_line
 
-_MOST_SHOWN = 300
+_MAX_REASON = 300
+"""Characters of a reason that are shown."""
 
-GENERATION, OPTIMALITY, VERIFICATION = "generation", "optimality", "verification"
+GENERATION = "generation"
+OPTIMALITY = "optimality"
+VERIFICATION = "verification"
 """What an answer is asked for: a plan; one that costs no more than the reference; whether a given plan is valid."""
 
 
-class Answer(NamedTuple):
+class PlanAnswer(NamedTuple):
     """A text that should be a plan, and what its file says about it.
 
     Attributes:
@@ -20,12 +23,12 @@ class Answer(NamedTuple):
         prompt: the kind of prompt.
         problem: the number or name of an instance, a file, or the PDDL itself.
         text: the answer; None: there is none, which is a failure.
-        reference: a plan for the problem; empty where none is known.
+        reference: a plan for the problem; empty where there is none.
         recorded: the verdict that the file holds.
         extracted: the plan that somebody else has cut out of the same answer.
-        task: what was asked for; of a verification `text` is the plan that was given.
+        task: what was asked for; of a verification `text` is the plan that the prompt shows.
         claim: of a verification, whether the model says that the plan is valid; None where it says neither.
-        given: domain and problem as the prompt shows them in PDDL; they count before any file.
+        prompt_pddl: domain and problem as the prompt shows them in PDDL; they count before any file.
     """
 
     source: str
@@ -39,19 +42,19 @@ class Answer(NamedTuple):
     extracted: str | None = None
     task: str = GENERATION
     claim: bool | None = None
-    given: tuple[str, str] | None = None
+    prompt_pddl: tuple[str, str] | None = None
 
 
-class Unread(NamedTuple):
+class UnusableAnswer(NamedTuple):
     """A file or an answer that cannot be used, with the reason in one line."""
 
     source: str
     reason: str
 
     @classmethod
-    def of(cls, source: str, error: Exception) -> "Unread":
+    def from_error(cls, source: str, error: Exception) -> "UnusableAnswer":
         """Make the line of an error; what hostile files write into messages is cut."""
-        return cls(source, first_line(error)[:_MOST_SHOWN])
+        return cls(source, first_line(error)[:_MAX_REASON])
 
 
 def is_pddl(text: str) -> bool:
@@ -59,12 +62,13 @@ def is_pddl(text: str) -> bool:
     return text.lstrip().startswith(("(", ";"))
 
 
-def text_of(value: Any, name: str) -> str | None:
+def parse_plan_field(value: Any, name: str) -> str | None:
     """Read a plan: a text, or a list of steps.
 
     Raises:
         DataError: it is something else.
     """
+    # In result files and tables a plan may be a list of steps.
     if isinstance(value, list) and all(isinstance(step, str) for step in value):
         return "\n".join(value)
     if value is not None and not isinstance(value, str):
@@ -72,7 +76,7 @@ def text_of(value: Any, name: str) -> str | None:
     return value
 
 
-def name_of(value: Any, name: str) -> str:
+def parse_name(value: Any, name: str) -> str:
     """Read a name: a text or a whole number; empty for nothing.
 
     Raises:
@@ -80,15 +84,17 @@ def name_of(value: Any, name: str) -> str:
     """
     if value is None:
         return ""
+    # To Python, a bool is a whole number.
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise DataError(f"{name}: expected a name or a number, got {value!r:.60}")
     return str(value)
 
 
+# CSV has texts alone, and spreadsheets write `TRUE`; JSON has true or 1.
 _VERDICTS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None}
 
 
-def verdict_of(value: Any, name: str) -> bool | None:
+def parse_verdict(value: Any, name: str) -> bool | None:
     """Read a recorded verdict: true or false, 1 or 0, yes or no; None for nothing.
 
     Raises:

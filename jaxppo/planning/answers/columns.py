@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning.answers.answer import Answer, name_of, text_of, verdict_of
+from jaxppo.planning.answers.answer import PlanAnswer, parse_name, parse_plan_field, parse_verdict
 
 Columns = Mapping[str, tuple[str, ...]]
-"""What an answer needs to the names of the columns that may hold it: the first that is there does."""
+"""What an answer needs to the names of the columns that may hold it: the first one that a row has is read."""
 
 TABLE: Columns = {
     "plan": ("plan", "completion"),
@@ -38,59 +38,61 @@ def parse_columns(text: str | None) -> Mapping[str, str]:
     Raises:
         ConfigError: it says something else.
     """
-    named: dict[str, str] = {}
+    column_names: dict[str, str] = {}
     for part in text.split(",") if text else ():
         name, sign, column = (piece.strip() for piece in part.partition("="))
-        if not sign or not column or name not in TABLE or name in named:
-            expected = f"each of {', '.join(TABLE)} at most once, as in plan=answer,problem=task"
-            raise ConfigError(f"columns: expected {expected}, got {part!r}")
-        named[name] = column
-    return named
+        if not sign or not column or name not in TABLE or name in column_names:
+            usage = f"each of {', '.join(TABLE)} at most once, as in plan=answer,problem=task"
+            raise ConfigError(f"columns: expected {usage}, got {part!r}")
+        column_names[name] = column
+    return column_names
 
 
-def with_named(columns: Columns, named: Mapping[str, str]) -> Columns:
+def with_column_names(columns: Columns, column_names: Mapping[str, str]) -> Columns:
     """Put the columns that were asked for in the place of the usual ones."""
-    return {**columns, **{name: (column,) for name, column in named.items()}}
+    # One name alone: what was asked for and is missing must not be read from a usual column.
+    return {**columns, **{name: (column,) for name, column in column_names.items()}}
 
 
-def read_row(row: Mapping[str, Any], columns: Columns, source: str, known: Mapping[str, str]) -> Answer:
+def read_row(row: Mapping[str, Any], columns: Columns, source: str, defaults: Mapping[str, str]) -> PlanAnswer:
     """Make an answer of a row.
 
     Args:
         row: column to value.
         columns: which holds what.
         source: file, and place in it.
-        known: model, domain and prompt as far as the path tells them; what the row says comes first.
+        defaults: model, domain and prompt as far as the path has them, for rows that do not say.
 
     Raises:
         DataError: a column is missing, or holds something else.
     """
-    found = {of: next((column for column in names if column in row), None) for of, names in columns.items()}
-    for needed in ("plan", "problem"):
-        if found[needed] is None:
-            raise DataError(f"expected the column {' or '.join(columns[needed])}, got {', '.join(map(str, row)):.100}")
+    values: dict[str, Any] = {}
+    for field, column_names in columns.items():
+        column = next((name for name in column_names if name in row), None)
+        if column is not None:
+            values[field] = row[column]
+        elif field in ("plan", "problem"):
+            raise DataError(f"expected the column {' or '.join(column_names)}, got {', '.join(map(str, row)):.100}")
 
-    def value(of: str) -> Any:
-        column = found[of]
-        return None if column is None else row[column]
-
-    def name(of: str) -> str:
-        return name_of(value(of), of) or known.get(of, "")
+    def name(field: str) -> str:
+        return parse_name(values.get(field), field) or defaults.get(field, "")
 
     problem = name("problem")
     if not problem.strip():
         raise DataError("problem: expected a name, a file or PDDL, got nothing")
-    extracted = row.get("extracted_llm_plan") if found["plan"] != "extracted_llm_plan" else None
-    return Answer(
+    # PlanBench's own extraction, to compare with; where it is the answer itself, there is nothing to compare.
+    extracted = row.get("extracted_llm_plan")
+    is_answer = "extracted_llm_plan" in columns["plan"] and "extracted_llm_plan" in row
+    return PlanAnswer(
         source=source,
         model=name("model"),
         domain=name("domain"),
         prompt=name("prompt"),
         problem=problem,
-        text=text_of(value("plan"), "plan"),
-        reference=_plan_text(value("reference")),
-        recorded=verdict_of(value("correct"), "correct"),
-        extracted=None if extracted is None else _plan_text(extracted),
+        text=parse_plan_field(values["plan"], "plan"),
+        reference=_plan_text(values.get("reference")),
+        recorded=parse_verdict(values.get("correct"), "correct"),
+        extracted=None if extracted is None or is_answer else _plan_text(extracted),
     )
 
 
@@ -100,7 +102,8 @@ def _plan_text(value: Any) -> str:
         value = value.get("plan")
     if isinstance(value, list) and value and isinstance(value[0], list):
         value = value[0]
+    # It is only compared with the answer, so one that cannot be read loses nothing but the comparison.
     try:
-        return text_of(value, "reference") or ""
+        return parse_plan_field(value, "reference") or ""
     except DataError:
         return ""

@@ -4,7 +4,6 @@ All rules leave a text alone that is a plan already. `docs/judge_plans.md` has t
 """
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -20,6 +19,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 MOST_CHARACTERS = 1_000_000
 """Of an answer; a longer one is not looked at, and is no plan by any rule."""
 
+# Possessive quantifiers, here and in `steps`: an answer of a million characters must not take longer than linear time.
 _FENCE = r"^[ \t]*+`{3,}+[^\n`]*+$"
 _TAGS = r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>"
 _MARK = re.compile(rf"{_FENCE}|{_TAGS}", re.IGNORECASE | re.MULTILINE)
@@ -39,23 +39,32 @@ class PlanReader:
     """
 
     def __init__(self, problem: Problem, sentences: Sentences | None = None):
-        self._sentences, self._finder = sentences, StepFinder(problem, sentences)
+        self._sentences = sentences
+        self._finder = StepFinder(problem, sentences)
 
     def read(self, text: str, rule: Rule) -> ParsedPlan:
         """Read an answer by a rule; the plan that is read strictly where the rule finds none."""
-        plan = self._strictly(text)
+        plan = self._read_strictly(text)
         if plan.error is None or rule == "strict":
             return plan
-        actions = _CUTS[rule](self, text)
+        if rule == "fenced":
+            actions = self._fenced_plan(text)
+        else:
+            lists = self._step_lists(text)
+            if rule == "longest":
+                # Of equally long lists the last: what a model corrects, it corrects below.
+                lists = sorted(lists, key=len)
+            actions = lists[-1] if lists else None
         return plan if actions is None else ParsedPlan(actions)
 
-    def _strictly(self, text: str) -> ParsedPlan:
+    def _read_strictly(self, text: str) -> ParsedPlan:
         """Read a text that is steps, or sentences a line, and nothing else."""
         plan = parse_plan_text(text)
         if self._sentences is None:
             return plan
         if plan.error is None:
             return replace(plan, actions=tuple(map(self._sentences.in_pddl, plan.actions)))
+        # No sentence has parentheses, so these steps are PDDL with an error.
         if "(" in text:
             return plan
         try:
@@ -63,55 +72,52 @@ class PlanReader:
         except DataError:
             return plan
 
-    def fenced(self, text: str) -> tuple[Action, ...] | None:
-        """Take what stands between two marks: of several pieces, the last that is a plan by itself."""
+    def _fenced_plan(self, text: str) -> tuple[Action, ...] | None:
+        """Return the plan between two marks: of several pieces, the last that is a plan by itself."""
+        # Every second piece is between two marks; one mark alone has the plan after it, or else before it.
         pieces = _MARK.split(text)
-        inside = pieces[1::2][::-1]
-        for piece in [*inside, *(pieces[:1] if len(pieces) == 2 else ())]:
-            plan = self._strictly(piece)
+        candidates = pieces[1::2]
+        if len(pieces) == 2:
+            candidates = pieces
+        for piece in reversed(candidates):
+            plan = self._read_strictly(piece)
             if plan.error is None and plan.actions:
                 return plan.actions
         return None
 
-    def longest(self, text: str) -> tuple[Action, ...] | None:
-        """Take the longest list of steps; of equally long ones the last."""
-        lists = self._lists(text)
-        return max(reversed(lists), key=len) if lists else None
-
-    def last(self, text: str) -> tuple[Action, ...] | None:
-        """Take the last list of steps."""
-        lists = self._lists(text)
-        return lists[-1] if lists else None
-
-    def _lists(self, text: str) -> list[tuple[Action, ...]]:
-        """Find lists of steps behind the thinking: in what is marked as the plan where steps are, else anywhere."""
+    def _step_lists(self, text: str) -> list[tuple[Action, ...]]:
+        """Find lists of steps after the thinking: in what is marked as the plan where steps are, else anywhere."""
         text = _THOUGHT.split(text)[-1]
-        for piece in [*self._marked(text), text]:
+        for piece in [*_marked_pieces(text), text]:
             lists = self._finder.lists(plain(piece))
             if lists:
                 return lists
         return []
 
-    def _marked(self, text: str) -> list[str]:
-        """Return the last piece between two tags, or in a box; and what is before a closing tag alone."""
-        answer, *_ = text.strip().split(_NEXT_PROBLEM)
-        pieces = _TAG.split(answer)
-        inside = pieces[1::2] if len(pieces) != 2 else [piece for piece in pieces if piece.strip()][:1]
-        return [piece for piece in (_boxed(text), *inside[::-1], answer) if piece.strip()]
+
+def _marked_pieces(text: str) -> list[str]:
+    """Return what may be marked as the plan, the best first: a box, pieces between tags, all but the next problem."""
+    answer = text.strip().split(_NEXT_PROBLEM)[0]
+    pieces = _TAG.split(answer)
+    inside = pieces[1::2]
+    if len(pieces) == 2:
+        # One tag alone, which closes or opens: what is before it, unless that is nothing.
+        inside = [pieces[0] if pieces[0].strip() else pieces[1]]
+    return [piece for piece in (_boxed(text), *reversed(inside), answer) if piece.strip()]
 
 
 def _boxed(text: str) -> str:
     r"""Return what stands in the last `\\boxed{}`; nothing where there is none."""
-    depth, piece = 1, _BOXED.split(text)[1:][-1:]
-    for end, character in enumerate(piece[0] if piece else ""):
-        depth += (character == "{") - (character == "}")
-        if not depth:
-            return piece[0][:end]
-    return "".join(piece)
-
-
-_CUTS: Mapping[str, Callable[[PlanReader, str], tuple[Action, ...] | None]] = {
-    "fenced": PlanReader.fenced,
-    "longest": PlanReader.longest,
-    "last": PlanReader.last,
-}
+    pieces = _BOXED.split(text)
+    if len(pieces) == 1:
+        return ""
+    depth = 1
+    for end, character in enumerate(pieces[-1]):
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+        if depth == 0:
+            return pieces[-1][:end]
+    # A box that is never closed, as in an answer that was cut off.
+    return pieces[-1]

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from jaxppo.errors import DataError
-from jaxppo.planning.answers.answer import Answer, Unread
+from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.importing.pddl_folder import MAX_BYTES
 
@@ -17,7 +17,7 @@ def is_plan_file(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None
 
 
-def read_plan_file(path: Path, source: Path, label: str, folders: Collection[str]) -> Answer | Unread:
+def read_plan_file(path: Path, source: Path, label: str, folders: Collection[str]) -> PlanAnswer | UnusableAnswer:
     """Read a plan; its name is that of its problem, several of one name are several answers.
 
     The innermost folder in whose name there are problems is the domain; what lies above it, in `source`, is the model.
@@ -28,14 +28,20 @@ def read_plan_file(path: Path, source: Path, label: str, folders: Collection[str
         label: the file for messages.
         folders: names of the folders with problems.
     """
-    match = _NAME.fullmatch(path.name)
-    root = source if source.is_dir() else source.parent
-    above = list(path.relative_to(root).parts[:-1])
-    domain = next((name for name in reversed(above) if name in folders), "")
-    outer = above[: len(above) - above[::-1].index(domain) - 1] if domain else above
     try:
         text = read_text(path, MAX_BYTES)
     except DataError as error:
-        return Unread.of(label, error)
-    model = "/".join(outer) or root.resolve().name
-    return Answer(label, model, domain, "plans", match[1] if match else path.name, text)
+        return UnusableAnswer.from_error(label, error)
+    root = source if source.is_dir() else source.parent
+    model_folders = list(path.relative_to(root).parts[:-1])
+    domain = ""
+    # From the inside out; without such a folder, all of them are the model's.
+    for depth in reversed(range(len(model_folders))):
+        if model_folders[depth] in folders:
+            domain = model_folders[depth]
+            del model_folders[depth:]
+            break
+    model = "/".join(model_folders) or root.resolve().name
+    # `p01.plan.1` and `p01.pddl.soln` are plans for `p01`.
+    match = _NAME.fullmatch(path.name)
+    return PlanAnswer(label, model, domain, "plans", match[1] if match else path.name, text)

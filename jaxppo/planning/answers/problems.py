@@ -1,16 +1,17 @@
 """The problem that an answer is to: found by configuration and number, by its file, or given in the answer."""
 
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import DataError, PddlError
-from jaxppo.planning.answers.answer import Answer, is_pddl
+from jaxppo.planning.answers.answer import PlanAnswer, is_pddl
 from jaxppo.planning.answers.extraction import PlanReader
 from jaxppo.planning.importing.instance_files import Entry, Instances
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder
 from jaxppo.planning.importing.planbench_sentences import Sentences
+from jaxppo.planning.importing.source_files import ErrorCache
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.language.task import Problem
@@ -39,6 +40,15 @@ class Task(NamedTuple):
     reader: PlanReader
 
 
+class _ProblemTexts(NamedTuple):
+    """The texts of a problem and its domain, and what the two are called in results."""
+
+    domain_pddl: str
+    problem_pddl: str
+    id: str
+    domain: str
+
+
 class Problems:
     """Finds problems, each once.
 
@@ -50,8 +60,9 @@ class Problems:
 
     def __init__(self, pddl_dir: Path | None):
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
-        self._tasks: dict[tuple[str, str, tuple[str, str] | None], Task | str] = {}
-        self._made: dict[tuple[str, ...], Task] = {}
+        # Two caches, as several names may stand for one problem: verdicts are remembered by the identity of its task.
+        self._task_by_name: ErrorCache[tuple[str, str, tuple[str, str] | None], Task] = ErrorCache()
+        self._task_by_texts: dict[_ProblemTexts, Task] = {}
         self._references: dict[tuple[int, str], tuple[str, ...]] = {}
 
     @property
@@ -64,133 +75,135 @@ class Problems:
         """The names of all folders on the way to a PDDL file."""
         if self._instances is None:
             return frozenset()
-        folder = self._instances.folder
-        return frozenset(part for path in folder.files for part in Path(folder.label(path)).parts[:-1])
+        names: set[str] = set()
+        for label in self._paths_by_label:
+            names.update(Path(label).parts[:-1])
+        return frozenset(names)
 
-    def find(self, answer: Answer) -> Task:
+    def find(self, answer: PlanAnswer) -> Task:
         """Find the problem of an answer.
 
         Raises:
             DataError: there is none, or no validator here covers it.
         """
-        key = (answer.domain, answer.problem, answer.given)
-        if key not in self._tasks:
-            try:
-                self._tasks[key] = self._task(answer)
-            except (DataError, PddlError) as error:
-                self._tasks[key] = str(error)
-        found = self._tasks[key]
-        if isinstance(found, str):
-            raise DataError(found)
-        return found
+        key = (answer.domain, answer.problem, answer.prompt_pddl)
+        return self._task_by_name.get_or_compute(key, partial(self._task, answer))
 
     def reference(self, task: Task, text: str) -> tuple[str, ...]:
         """Return a reference plan as a list of steps; empty where the text is no valid plan for the problem."""
         key = (id(task), text)
         if key not in self._references:
             plan = task.reader.read(text, "strict")
+            # Lengths and costs are compared with it, so a reference that is no valid plan counts as none.
             is_valid = False
             if plan.error is None and plan.actions and task.problem is not None:
                 is_valid = validate_actions(task.domain_pddl, task.problem_pddl, plan.actions).valid
             self._references[key] = tuple(map(format_action, plan.actions)) if is_valid else ()
         return self._references[key]
 
-    def _task(self, answer: Answer) -> Task:
-        """Make the task of an answer; one that another name stood for is the same.
-
-        Where the PDDL that a prompt shows cannot be read, its files are what is left.
-        """
-        if answer.given is not None:
+    def _task(self, answer: PlanAnswer) -> Task:
+        """Make the task of an answer; one that another name stood for is the same."""
+        if answer.prompt_pddl is not None:
+            # Where the PDDL that a prompt shows cannot be read, its files are what is left.
             with suppress(PddlError):
-                return self._known(answer, *answer.given, f"{answer.domain}/{answer.problem}", answer.domain)
-        return self._known(answer, *self._texts(answer))
+                name = f"{answer.domain}/{answer.problem}"
+                return self._task_of_texts(answer, _ProblemTexts(*answer.prompt_pddl, name, answer.domain))
+        return self._task_of_texts(answer, self._texts(answer))
 
-    def _known(self, answer: Answer, *texts: str) -> Task:
-        if texts not in self._made:
-            self._made[texts] = self._make(answer, *texts)
-        return self._made[texts]
-
-    def _make(self, answer: Answer, domain: str, problem: str, name: str, label: str) -> Task:
+    def _task_of_texts(self, answer: PlanAnswer, texts: _ProblemTexts) -> Task:
+        if texts in self._task_by_texts:
+            return self._task_by_texts[texts]
         try:
-            parsed = parse_problem(problem, parse_domain(domain))
-            names = parsed
+            problem = parse_problem(texts.problem_pddl, parse_domain(texts.domain_pddl))
+            names = problem
         except UnsupportedPddlError as error:
             if find_val() is None:
-                raise DataError(f"{name}: {error}; VAL may cover it") from error
-            parsed, names = None, read_names(domain, problem).problem
+                raise DataError(f"{texts.id}: {error}; VAL may cover it") from error
+            # Actions and objects are enough to read plans; VAL reads the rest.
+            problem = None
+            names = read_names(texts.domain_pddl, texts.problem_pddl).problem
         config = self._instances.configs.get(answer.domain) if self._instances else None
         sentences = Sentences(config, names) if config else None
-        return Task(name, label, domain, problem, parsed, PlanReader(names, sentences))
+        reader = PlanReader(names, sentences)
+        task = Task(texts.id, texts.domain, texts.domain_pddl, texts.problem_pddl, problem, reader)
+        self._task_by_texts[texts] = task
+        return task
 
-    def _texts(self, answer: Answer) -> tuple[str, str, str, str]:
-        """Return domain and problem, and the names of problem and domain."""
+    def _texts(self, answer: PlanAnswer) -> _ProblemTexts:
+        """Find the texts of a problem that an answer brings or names, and its domain's."""
         if is_pddl(answer.problem):
-            domain = self._domain_of_text(answer)
-            parsed = read_names(domain, answer.problem).problem
-            return domain, answer.problem, parsed.name, parsed.domain.name
-        definition, domain = self._file(answer)
-        label = self._folder().label(definition.path).removesuffix(definition.path.suffix)
-        name = "" if is_pddl(answer.domain) or answer.domain in self._labels else answer.domain
-        return domain, definition.text, label, name or read_names(domain, definition.text).problem.domain.name
+            domain_pddl = self._domain_of_pddl_problem(answer)
+            problem = read_names(domain_pddl, answer.problem).problem
+            return _ProblemTexts(domain_pddl, answer.problem, problem.name, problem.domain.name)
+        definition, domain_pddl = self._problem_file(answer)
+        label = self._folder.label(definition.path).removesuffix(definition.path.suffix)
+        domain = answer.domain
+        # A text or a file is no name; then the domain is called what it calls itself.
+        if not domain or is_pddl(domain) or domain in self._paths_by_label:
+            domain = read_names(domain_pddl, definition.text).problem.domain.name
+        return _ProblemTexts(domain_pddl, definition.text, label, domain)
 
+    @property
     def _folder(self) -> PddlFolder:
         if self._instances is None:
             raise DataError("pddl_dir: expected a folder with the problem, as the answer has only its name, got none")
         return self._instances.folder
 
     @cached_property
-    def _labels(self) -> dict[str, Path]:
-        folder = self._folder()
-        return {folder.label(path): path for path in folder.files}
+    def _paths_by_label(self) -> dict[str, Path]:
+        return {self._folder.label(path): path for path in self._folder.files}
 
-    def _domain_of_text(self, answer: Answer) -> str:
-        """Find the domain of a problem that an answer brings: brought too, a file, or the only one in the folder."""
+    @cached_property
+    def _paths_by_name(self) -> dict[str, list[Path]]:
+        """The files by their names and by their paths, both without `.pddl`."""
+        paths: dict[str, list[Path]] = {}
+        for label, path in self._paths_by_label.items():
+            for name in {path.stem, label.removesuffix(path.suffix)}:
+                paths.setdefault(name, []).append(path)
+        return paths
+
+    def _domain_of_pddl_problem(self, answer: PlanAnswer) -> str:
+        """Return the domain of a problem that an answer brings as PDDL: it is brought, too, or a file."""
         if is_pddl(answer.domain):
             return answer.domain
-        folder = self._folder()
-        if answer.domain in self._labels:
-            return folder.definition(self._labels[answer.domain]).text
+        if answer.domain in self._paths_by_label:
+            return self._folder.definition(self._paths_by_label[answer.domain]).text
         raise DataError(
             f"domain: expected PDDL, or a file in pddl_dir, for a problem given as PDDL, got {answer.domain!r:.60}"
         )
 
-    def _file(self, answer: Answer) -> tuple[Definition, str]:
+    def _problem_file(self, answer: PlanAnswer) -> tuple[Definition, str]:
         """Find the file of a problem, and the text of its domain."""
-        folder = self._folder()
         if self._instances is not None and self._is_instance(answer):
+            # Without a plan: the answer's own must not decide which problem it is judged on.
             files = self._instances.files_of(Entry(answer.domain, answer.problem, "", answer.source, {}))
             return files.problem, files.domain.text
-        problem = self._only(answer)
+        problem = self._only_problem(answer)
         if is_pddl(answer.domain):
             return problem, answer.domain
-        if answer.domain in self._labels:
-            return problem, folder.definition(self._labels[answer.domain]).text
-        return problem, folder.domain_of(problem).text
+        if answer.domain in self._paths_by_label:
+            return problem, self._folder.definition(self._paths_by_label[answer.domain]).text
+        return problem, self._folder.domain_of(problem).text
 
-    def _is_instance(self, answer: Answer) -> bool:
+    def _is_instance(self, answer: PlanAnswer) -> bool:
         """Return whether a problem is named by the number of an instance."""
-        is_file = answer.problem in self._labels or answer.problem in self._by_name
-        return answer.domain in self.configs or (answer.domain in self.folders and not is_file)
+        if answer.domain in self.configs:
+            return True
+        # In a folder of numbered instances `7` is none of a file's names, while `p01` or `easy/p01` is.
+        is_file = answer.problem in self._paths_by_label or answer.problem in self._paths_by_name
+        return answer.domain in self.folders and not is_file
 
-    def _only(self, answer: Answer) -> Definition:
+    def _only_problem(self, answer: PlanAnswer) -> Definition:
         """Find the one problem of a name; of several, the one below a folder that is called like the domain."""
-        folder = self._folder()
-        if answer.problem in self._labels:
-            return folder.definition(self._labels[answer.problem])
-        named = self._by_name.get(answer.problem, [])
-        below = [path for path in named if answer.domain in path.parts]
-        found = [folder.definition(path) for path in below or named]
-        problems = [definition for definition in found if definition.kind == "problem"]
+        if answer.problem in self._paths_by_label:
+            return self._folder.definition(self._paths_by_label[answer.problem])
+        paths = self._paths_by_name.get(answer.problem, [])
+        paths_of_domain = [path for path in paths if answer.domain in path.parts]
+        definitions = [self._folder.definition(path) for path in paths_of_domain or paths]
+        problems = [definition for definition in definitions if definition.kind == "problem"]
         if len(problems) != 1:
-            expected = f"expected one file in pddl_dir for {answer.problem!r:.60}"
-            raise DataError(f"problem: {expected} of {answer.domain or 'any domain'!r:.60}, got {len(problems)}")
+            raise DataError(
+                f"problem: expected one file in pddl_dir for {answer.problem!r:.60} "
+                f"of {answer.domain or 'any domain'!r:.60}, got {len(problems)}"
+            )
         return problems[0]
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[Path]]:
-        """The files by their names and by their paths, both without `.pddl`."""
-        names: dict[str, list[Path]] = {}
-        for label, path in self._labels.items():
-            for name in {path.stem, label[: -len(path.suffix)]}:
-                names.setdefault(name, []).append(path)
-        return names

@@ -1,27 +1,29 @@
 """Find the files of answers: result files of PlanBench, tables, plans as files; each by what its name ends with."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from jaxppo.errors import DataError
-from jaxppo.planning.answers.answer import Answer, Unread
-from jaxppo.planning.answers.columns import TABLE, read_row, with_named
+from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
+from jaxppo.planning.answers.columns import TABLE, read_row, with_column_names
 from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
 from jaxppo.planning.answers.planbench_results import read_results
 from jaxppo.planning.answers.tables import READERS
-from jaxppo.planning.importing.source_files import natural_key
+from jaxppo.planning.importing.source_files import file_label, list_files
 
-Answers = Iterator[Answer | Unread]
+Answers = Iterator[PlanAnswer | UnusableAnswer]
+_PLANBENCH = ".json"
 
 
-def read_answers(source: Path, named: Mapping[str, str], configs: Collection[str], folders: Collection[str]) -> Answers:
+def read_answers(
+    source: Path, column_names: Mapping[str, str], configs: Collection[str], folders: Collection[str]
+) -> Answers:
     """Read the answers of a file, or of all files in a folder; what cannot be read is a line, never an exception.
 
     Args:
         source: file or folder.
-        named: columns that were asked for, see `columns.parse_columns`.
+        column_names: columns that were asked for, see `columns.parse_columns`.
         configs: names of PlanBench's configurations.
         folders: names of the folders with problems.
 
@@ -30,33 +32,36 @@ def read_answers(source: Path, named: Mapping[str, str], configs: Collection[str
     """
     if not source.exists():
         raise DataError(f"plans: expected a file or a folder, got {source}")
-    files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
-    readers: dict[str, Callable[[Path, str], Answers]] = {
-        ".json": partial(read_results, named=named, configs=configs),
-        **{suffix: partial(_table, suffix=suffix, named=named) for suffix in READERS},
-    }
-    known = ", ".join([*readers, ".plan"])
-    if not any(path.suffix.lower() in readers or is_plan_file(path) for path in files):
+    files = [path for path in list_files(source, "*") if path.is_file()]
+    suffixes = [_PLANBENCH, *READERS]
+    if not any(path.suffix.lower() in suffixes or is_plan_file(path) for path in files):
         kinds = Counter(path.suffix or "no suffix" for path in files)
-        found = ", ".join(f"{count} with {suffix}" for suffix, count in kinds.most_common(3)) or "an empty folder"
-        got = found if source.is_dir() else str(source)
-        raise DataError(f"plans: expected files that end with {known} (a plan alone: PROBLEM.plan), got {got}")
-    for path in sorted(files, key=lambda path: natural_key(path.as_posix())):
-        label = path.name if path == source else path.relative_to(source).as_posix()
-        if path.suffix.lower() in readers:
-            yield from readers[path.suffix.lower()](path, label)
+        counts = ", ".join(f"{count} with {suffix}" for suffix, count in kinds.most_common(3))
+        content = (counts or "an empty folder") if source.is_dir() else str(source)
+        endings = ", ".join([*suffixes, ".plan"])
+        raise DataError(f"plans: expected files that end with {endings} (a plan alone: PROBLEM.plan), got {content}")
+    # Other files of a folder are none of ours: result folders also have logs and pictures.
+    for path in files:
+        label = file_label(path, source)
+        suffix = path.suffix.lower()
+        if suffix == _PLANBENCH:
+            yield from read_results(path, label, column_names, configs)
+        elif suffix in READERS:
+            yield from _read_table(path, label, column_names)
         elif is_plan_file(path):
             yield read_plan_file(path, source, label, folders)
 
 
-def _table(path: Path, label: str, suffix: str, named: Mapping[str, str]) -> Answers:
+def _read_table(path: Path, label: str, column_names: Mapping[str, str]) -> Answers:
     """Read a row at a time; a model that no row names is called like the file."""
-    columns, known = with_named(TABLE, named), {"model": path.stem, "prompt": "answers"}
+    columns = with_column_names(TABLE, column_names)
+    defaults = {"model": path.stem, "prompt": "answers"}
+    # Inside, an error of one row, after which the next is read; outside, one of the file, which ends it.
     try:
-        for where, row in READERS[suffix](path, label):
+        for place, row in READERS[path.suffix.lower()](path, label):
             try:
-                yield row if isinstance(row, Unread) else read_row(row, columns, where, known)
+                yield row if isinstance(row, UnusableAnswer) else read_row(row, columns, place, defaults)
             except DataError as error:
-                yield Unread.of(where, error)
+                yield UnusableAnswer.from_error(place, error)
     except DataError as error:
-        yield Unread.of(label, error)
+        yield UnusableAnswer.from_error(label, error)
