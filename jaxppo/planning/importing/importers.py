@@ -211,6 +211,7 @@ def _solve(
     if not unsolved:
         return list(problems)
     with terminal.progress(len(unsolved), "plan") as progress:
+        # The planner works while its results are read: as a list, so that this is here, where the progress bar is.
         results = find_plans(
             [PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl) for problem in unsolved],
             planner=config.planners.planner,
@@ -219,8 +220,7 @@ def _solve(
             cache=plans_file(Path(config.output_dir), config.planners),
             progress=lambda count, _: progress.update(count),
         )
-    # The planner's results are in the order of the unsolved problems.
-    next_result = iter(results)
+        next_result = iter(list(results))  # in the order of the unsolved problems
     solved: list[SourceProblem] = []
     for problem in problems:
         if problem.plans:

@@ -84,13 +84,17 @@ def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> 
     """
     start, end = plan_span(text)
     plan = _style(style).parse_completion(text[start:end], domain_pddl)
-    return plan if start == 0 else replace(plan, spans=tuple((a + start, b + start) for a, b in plan.spans))
+    if start == 0:
+        return plan
+    # Places of the whole text, not of the part that was read.
+    spans = tuple((first + start, last + start) for first, last in plan.spans)
+    return replace(plan, spans=spans)
 
 
 def render_fault(fault: Fault, style: str = "atoms", domain_pddl: str = "") -> str:
     """Write what is wrong with a plan as a turn of a conversation, up to where the next plan begins.
 
-    Behind a prompt, the `gap` of its style, and a plan it makes the next prompt. See docs/prompts.md.
+    After a prompt, the `gap` of its style, and a plan it makes the next prompt. See docs/prompts.md.
 
     Args:
         fault: from `find_fault`, or `UNKNOWN`.
@@ -102,8 +106,8 @@ def render_fault(fault: Fault, style: str = "atoms", domain_pddl: str = "") -> s
     """
     render = _style(style).render_fault
     if render is None:
-        known = [name for name, own in PROMPT_STYLES.items() if own.render_fault is not None]
-        raise ConfigError(f"prompt_style: expected one with repair turns ({', '.join(known)}), got '{style}'")
+        names = [name for name, entry in PROMPT_STYLES.items() if entry.render_fault is not None]
+        raise ConfigError(f"prompt_style: expected one with repair turns ({', '.join(names)}), got '{style}'")
     return render(fault, domain_pddl)
 
 
@@ -115,22 +119,26 @@ def conversation(prompt: str, turns: Sequence[tuple[str, str]], style: str = "at
         turns: each plan as it was written, and what was said about it, from `render_fault`.
         style: of all of them.
     """
-    return prompt + "".join(_style(style).gap + plan + said for plan, said in turns)
+    gap = _style(style).gap
+    return prompt + "".join(gap + plan + comment for plan, comment in turns)
 
 
-def prompt_after(before: str, prompt: str, style: str) -> str:
-    """Return a prompt as it stands behind another one: without its domain, where both have the same.
+def prompt_after(earlier_prompt: str, prompt: str, style: str) -> str:
+    """Return a prompt as it stands after another one: without its domain, where both have the same.
 
     Args:
-        before: the earlier prompt.
+        earlier_prompt: the earlier prompt.
         prompt: the later one.
         style: of both; one that is not of `PROMPT_STYLES`, or shows no domain, leaves the prompt as it is.
     """
+    # Rows of other tools may have styles of their own, or none.
     mark = PROMPT_STYLES[style].problem_mark if style in PROMPT_STYLES else None
     if mark is None:
         return prompt
-    domain, found, problem = prompt.partition(mark)
-    return mark.lstrip() + problem if found and before.startswith(domain + mark) else prompt
+    domain, separator, problem = prompt.partition(mark)
+    if not separator or not earlier_prompt.startswith(domain + mark):
+        return prompt
+    return mark.lstrip() + problem
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str], style: str = "atoms") -> list[str]:

@@ -5,7 +5,8 @@ from itertools import islice
 
 from jaxppo.planning.language.plans import Span
 
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN = "<think>"
+_CLOSE = "</think>"
 _FENCE = "```"
 _MARK = re.compile(r"`{3,}+|</?plan>|\[plan(?: end)?\]", re.IGNORECASE)
 _PAIRS = {"<plan>": "</plan>", "[plan]": "[plan end]"}
@@ -35,39 +36,49 @@ def plan_text(text: str) -> str:
 def plan_span(text: str) -> Span:
     """Return where `plan_text` stands in an answer."""
     start = _after_thinking(text)
+    # With tags that are not those of one thinking part, all of the text is the plan, and cannot be read as one.
     return (0, len(text)) if start is None else _marked(text, start)
 
 
 def _after_thinking(text: str) -> int | None:
     """Return where the thinking ends; None where the tags are not those of one thinking part."""
-    opened, closed = text.count(_OPEN), text.count(_CLOSE)
-    if not opened and not closed:
+    n_opened = text.count(_OPEN)
+    n_closed = text.count(_CLOSE)
+    if not n_opened and not n_closed:
         return 0
-    starts = text.lstrip(" \t\r\n").startswith(_OPEN)
-    if closed != 1 or opened > 1 or (opened and not starts):
+    if n_closed != 1 or n_opened > 1:
+        return None
+    # Without `<think>` the answer begins inside: some chat templates end the prompt with it.
+    if n_opened == 1 and not text.lstrip(" \t\r\n").startswith(_OPEN):
         return None
     return text.index(_CLOSE) + len(_CLOSE)
 
 
 def _marked(text: str, start: int) -> Span:
     """Return where the only marked block is, from a place on; all of it where there is another mark, or none."""
+    # A third mark decides already, so no more are looked for.
     marks = list(islice(_MARK.finditer(text, start), 3))
     if len(marks) == 2:
-        first, second = (mark[0].lower() for mark in marks)
-        if _PAIRS.get(first) == second:
-            return marks[0].end(), marks[1].start()
-        if first == second == _FENCE:
-            return _fenced(text, start, marks[0].span(), marks[1].span())
+        first, second = marks
+        if _PAIRS.get(first[0].lower()) == second[0].lower():
+            return first.end(), second.start()
+        if first[0] == second[0] == _FENCE:
+            return _fenced(text, start, first.span(), second.span())
     return start, len(text)
 
 
 def _fenced(text: str, start: int, first: Span, second: Span) -> Span:
     """Return what lies between two fences, if each has a line of its own; else all of the text from `start` on."""
-    begin, line_ends = text.find("\n", first[1]) + 1, text.find("\n", second[1])
-    close = text.rfind("\n", start, second[0]) + 1
-    before = text[max(start, text.rfind("\n", start, first[0]) + 1) : first[0]]
-    after = text[second[1] : len(text) if line_ends < 0 else line_ends]
-    alone = not (before + text[close : second[0]] + after).strip(" \t\r")
-    if 0 < begin <= close and alone and _LANGUAGE.fullmatch(text, first[1], begin - 1):
-        return begin, close
-    return start, len(text)
+    # The block is what begins on the line after the first fence, and ends before the line of the second.
+    block_start = text.find("\n", first[1]) + 1
+    block_end = text.rfind("\n", start, second[0]) + 1
+    if not 0 < block_start <= block_end:
+        return start, len(text)
+    first_line_start = max(start, text.rfind("\n", start, first[0]) + 1)
+    second_line_end = text.find("\n", second[1])
+    if second_line_end < 0:
+        second_line_end = len(text)
+    around_fences = text[first_line_start : first[0]] + text[block_end : second[0]] + text[second[1] : second_line_end]
+    if around_fences.strip(" \t\r") or not _LANGUAGE.fullmatch(text, first[1], block_start - 1):
+        return start, len(text)
+    return block_start, block_end

@@ -12,6 +12,7 @@ from jaxppo.planning.prompts.repair import Fault, literal_of
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS
 
+# Blanks of ASCII alone, as in PDDL.
 _SPACE = r"[ \t\r\n]"
 _STEP = re.compile(rf"{_SPACE}*+{NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+{_SPACE}*+")
 _BLANK = re.compile(rf"{_SPACE}*+")
@@ -28,16 +29,18 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     require_facts_alone(problem)
     init = " ; ".join(map(" ".join, problem.init_order))
     goal = " ; ".join(map(_literal_words, problem.goal))
+    # An empty part must not leave two blanks.
     return " ".join(part for part in ("<init>", init, "<goal>", goal, "<plan>") if part)
 
 
 def require_facts_alone(problem: Problem) -> None:
     """Raise an `UnsupportedPddlError` for a problem whose plans depend on numbers."""
     if compares_numbers(problem):
-        message = (
-            "expected conditions without numbers, which the styles of facts as words cannot write, got a comparison"
+        raise UnsupportedPddlError(
+            f"problem {problem.name}",
+            1,
+            "expected conditions without numbers, which the styles of facts as words cannot write, got a comparison",
         )
-        raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
 
 
 def _literal_words(literal: Literal) -> str:
@@ -51,6 +54,7 @@ def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
 
 def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     """Read steps with `;` between them."""
+    # No steps are the plan of a problem whose goal holds at the start; `;` alone is an empty step, which is an error.
     if _BLANK.fullmatch(text):
         return ParsedPlan(())
     actions: list[Action] = []
@@ -58,8 +62,11 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     position = 0
     for step in text.split(";"):
         end = position + len(step)
-        # An empty step is to be blamed on the `;` behind it.
-        spans.append((end, min(end + 1, len(text))) if _BLANK.fullmatch(step) else trimmed(text, position, end))
+        if _BLANK.fullmatch(step):
+            # An empty step is to be blamed on the `;` after it.
+            spans.append((end, min(end + 1, len(text))))
+        else:
+            spans.append(trimmed(text, position, end))
         position = end + 1
         if not _STEP.fullmatch(step):
             return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
@@ -70,16 +77,19 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
 def render_fault(fault: Fault, domain_pddl: str) -> str:
     """Write ` not stack a b ; clear b <plan>`, ` not <goal> on a b <plan>`, or ` not <plan>`.
 
-    The words are those of prompts and plans, so facts and their negations are told, and no other conditions; and a step
-    is told by its action, as there are no words for numbers.
+    The words are those of prompts and plans, so facts and their negations are written, and no other conditions; and a
+    step is written as its action, as there are no words for numbers.
     """
+    # An equality has no word either.
     literals = [literal_of(condition, domain_pddl) for condition in fault.missing]
     facts = [_literal_words(literal) for literal in literals if literal is not None and literal.atom[0] != "="]
     if fault.action is not None:
-        said = [" ; ".join([" ".join(fault.action), *facts])]
+        reason = f" {' ; '.join([' '.join(fault.action), *facts])}"
+    elif facts:
+        reason = f" <goal> {' ; '.join(facts)}"
     else:
-        said = ["<goal>", " ; ".join(facts)] if facts else []
-    return " ".join(["", "not", *said, "<plan>"])
+        reason = ""
+    return f" not{reason} <plan>"
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
@@ -91,5 +101,11 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
 
 
 ATOMS = PromptStyle(
-    "atoms", render_prompt, render_completion, parse_completion, vocabulary, gap=" ", render_fault=render_fault
+    name="atoms",
+    render_prompt=render_prompt,
+    render_completion=render_completion,
+    parse_completion=parse_completion,
+    vocabulary=vocabulary,
+    gap=" ",
+    render_fault=render_fault,
 )

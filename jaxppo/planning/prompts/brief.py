@@ -1,10 +1,11 @@
 """Style `brief`: what `atoms` says in fewer words, in an order that puts together what belongs together.
 
-- Every goal stands in front of the facts about its first object, so that where that is and where it is to go are side
-  by side. A goal that holds already is said once, as `<kept>`.
+- Every goal stands before the facts about its first object, so that where that is and where it is to go are side by
+  side. A goal that holds already is said once, as `<kept>`.
 - The other facts come first, each followed by those that share an object with it.
 - The type of an object stands before its first mention where the facts leave it open: `<init> at truck o4 o1`.
-- A fact that gives an object a kind is left out where another one tells it: in Gripper, what is `at` a place is a ball.
+- A fact that gives an object a kind is left out where another one implies it: in Gripper, what is `at` a place is a
+  ball.
 - A fixed relation that puts its objects in a line is written once: `above f1 f2 f3` for its three pairs.
 """
 
@@ -19,48 +20,65 @@ from jaxppo.planning.language.scope import Atom, UnsupportedPddlError
 from jaxppo.planning.prompts import atoms
 from jaxppo.planning.validate.grounding import changing
 
-_INIT, _GOAL, _KEPT, _OBJECTS = "<init>", "<goal>", "<kept>", "<objects>"
+_INIT = "<init>"
+_GOAL = "<goal>"
+_KEPT = "<kept>"
+_OBJECTS = "<objects>"
 
 
 def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     """Write `<init> at truck o1 o2 <goal> at package o3 o4 <init> at o3 o2 <kept> at package o5 o4 ... <plan>`.
 
     Raises:
-        UnsupportedPddlError: as for `atoms`; or an object lacks a kind that its place in another fact tells.
+        UnsupportedPddlError: as for `atoms`; or an object lacks a kind that its place in another fact implies.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
     atoms.require_facts_alone(problem)
-    kinds = _open_kinds(problem)
+    types_to_write = _open_types(problem)
     words: list[str] = []
     for mark, (predicate, *names) in _parts(problem):
-        words += mark, predicate
+        words += [mark, predicate]
         for name in names:
-            words += [kinds.pop(name), name] if name in kinds else [name]
+            if name in types_to_write:
+                words.append(types_to_write.pop(name))
+            words.append(name)
+    # Objects that no fact and no goal mentions come first, by their types.
     unmentioned: dict[str, list[str]] = {}
-    for name, kind in kinds.items():
-        unmentioned.setdefault(kind, []).append(name)
-    first = [word for kind, names in unmentioned.items() for word in (_OBJECTS, kind, *names)]
-    return " ".join([*first, *words, "<plan>"])
+    for name, type_name in types_to_write.items():
+        unmentioned.setdefault(type_name, []).append(name)
+    objects: list[str] = []
+    for type_name, names in unmentioned.items():
+        objects += [_OBJECTS, type_name, *names]
+    return " ".join([*objects, *words, "<plan>"])
 
 
 def _parts(problem: Problem) -> Iterator[tuple[str, Atom]]:
-    """Yield the facts and goals in the order of the prompt, each behind its mark."""
-    kept = {literal.atom for literal in problem.goal if literal.positive and literal.atom in problem.init}
-    about: dict[str, list[Atom]] = {name: [] for literal in problem.goal for name in literal.atom[1:2]}
-    lines: list[Atom] = []
-    others: list[Atom] = []
+    """Yield the facts and goals in the order of the prompt, each after its mark.
+
+    A fact goes to one of three places: chains first, then facts about objects without a goal, and the facts about the
+    first object of a goal right after that goal. A fact that is also a goal is written as the goal alone.
+    """
+    reached_goals = {literal.atom for literal in problem.goal if literal.positive and literal.atom in problem.init}
+    facts_about: dict[str, list[Atom]] = {}
+    for literal in problem.goal:
+        for name in literal.atom[1:2]:
+            facts_about[name] = []
+    chains: list[Atom] = []
+    facts_without_goal: list[Atom] = []
     for fact in _facts(problem):
+        # More arguments than its predicate has: several facts as one.
         if len(fact) - 1 > len(problem.domain.predicates[fact[0]]):
-            lines.append(fact)
-        elif fact not in kept:
-            about.get(_subject(fact), others).append(fact)
-    for fact in (*lines, *_connected(others)):
+            chains.append(fact)
+        elif fact not in reached_goals:
+            facts_about.get(_subject(fact), facts_without_goal).append(fact)
+    for fact in (*chains, *_connected(facts_without_goal)):
         yield _INIT, fact
     for literal in problem.goal:
         mark = _KEPT if (literal.atom in problem.init) == literal.positive else _GOAL
         yield mark if literal.positive else f"{mark} not", literal.atom
         for name in literal.atom[1:2]:
-            for fact in about.pop(name, ()):
+            # Only after its first goal: an object may have several.
+            for fact in facts_about.pop(name, ()):
                 yield _INIT, fact
 
 
@@ -69,23 +87,38 @@ def _subject(atom: Atom) -> str:
 
 
 def _connected(facts: Iterable[Atom]) -> Iterator[Atom]:
-    """Put facts with the same first object together, and behind them the facts of objects that share one with them."""
-    records: dict[str, list[Atom]] = {}
+    """Put facts with the same first object together, and after them the facts of objects that share one with them.
+
+    The facts are a graph, with an edge between two first objects where a fact of one mentions the other, or both
+    mention a third. It is walked depth first. What decides between equals are the predicates and the order of the
+    problem's text, never a name, so that a problem with other names is written in the same order.
+    """
+    facts_of: dict[str, list[Atom]] = {}
     for fact in facts:
-        records.setdefault(_subject(fact), []).append(fact)
-    for record in records.values():
-        record.sort(key=lambda fact: fact[0])
-    order = sorted(records, key=lambda name: [fact[0] for fact in records[name]])
+        facts_of.setdefault(_subject(fact), []).append(fact)
+    for subject_facts in facts_of.values():
+        subject_facts.sort(key=lambda fact: fact[0])
+    subjects = sorted(facts_of, key=lambda subject: [fact[0] for fact in facts_of[subject]])
     mentioned_by: dict[str, list[str]] = {}
-    for name in order:
-        for word in dict.fromkeys(word for fact in records[name] for word in fact[1:]):
-            mentioned_by.setdefault(word, []).append(name)
-    stack = order[::-1]
+    for subject in subjects:
+        for name in dict.fromkeys(_mentioned(facts_of[subject])):
+            mentioned_by.setdefault(name, []).append(subject)
+    # The last of the stack is next, so everything is put on it in reverse.
+    stack = subjects[::-1]
     while stack:
-        record = records.pop(stack.pop(), [])
-        yield from record
-        words = [word for fact in record for word in fact[1:]]
-        stack += [name for word in words for name in (word, *mentioned_by[word]) if name in records][::-1]
+        subject_facts = facts_of.pop(stack.pop(), [])
+        yield from subject_facts
+        neighbours: list[str] = []
+        for name in _mentioned(subject_facts):
+            neighbours += [subject for subject in (name, *mentioned_by[name]) if subject in facts_of]
+        stack += neighbours[::-1]
+
+
+def _mentioned(facts: Iterable[Atom]) -> list[str]:
+    names: list[str] = []
+    for fact in facts:
+        names += fact[1:]
+    return names
 
 
 def _mentions(problem: Problem) -> Iterator[tuple[str, str, int]]:
@@ -95,69 +128,102 @@ def _mentions(problem: Problem) -> Iterator[tuple[str, str, int]]:
             yield name, atom[0], place
 
 
-def _open_kinds(problem: Problem) -> dict[str, str]:
+def _open_types(problem: Problem) -> dict[str, str]:
     """Return the types of the objects that could be of another type by where they stand."""
     domain = problem.domain
-    possible = {name: {*domain.ancestors} for name in problem.objects if name not in domain.constants}
+    if not domain.typed:
+        return {}
+    # Each mention leaves the types that are allowed at its place.
+    possible_types = {name: {*domain.ancestors} for name in problem.objects if name not in domain.constants}
     for name, predicate, place in _mentions(problem):
-        if name in possible:
-            wanted = domain.predicates[predicate][place]
-            possible[name] = {kind for kind in possible[name] if domain.is_of_type((kind,), wanted)}
-    return {
-        name: (problem.objects[name] or ("object",))[0]
-        for name, others in possible.items()
-        if domain.typed and not others <= {*problem.objects[name]}
-    }
+        if name in possible_types:
+            allowed = domain.predicates[predicate][place]
+            possible_types[name] = {
+                type_name for type_name in possible_types[name] if domain.is_of_type((type_name,), allowed)
+            }
+    open_types: dict[str, str] = {}
+    for name, types in possible_types.items():
+        if not types <= {*problem.objects[name]}:
+            open_types[name] = (problem.objects[name] or ("object",))[0]
+    return open_types
 
 
 def _facts(problem: Problem) -> list[Atom]:
-    told = _told_kinds(problem.domain)
-    known = {(kind, name) for name, predicate, place in _mentions(problem) for kind in told.get((predicate, place), ())}
-    if untrue := sorted(known - problem.init):
+    """Return the facts to write: without kinds that others imply, and a fixed order of objects as one chain.
+
+    Raises:
+        UnsupportedPddlError: a kind that a fact implies does not hold, so that leaving kinds out would say too much.
+    """
+    kinds_by_place = _implied_kinds(problem.domain)
+    implied: set[Atom] = set()
+    for name, predicate, place in _mentions(problem):
+        implied |= {(kind, name) for kind in kinds_by_place.get((predicate, place), ())}
+    untrue = sorted(implied - problem.init)
+    if untrue:
         message = f"expected the fact ({' '.join(untrue[0])}), which this style takes other facts to imply, got none"
         raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
-    facts = dict.fromkeys(atom for atom in problem.init_order if atom not in known)
-    for predicate in _fixed(problem.domain, arity=2):
-        pairs = [atom for atom in facts if atom[0] == predicate]
-        if line := _line([(before, after) for _, before, after in pairs]):
-            facts = dict.fromkeys((predicate, *line) if atom in pairs else atom for atom in facts)
+    # As the keys of a dictionary: without repetitions, in order.
+    facts = dict.fromkeys(atom for atom in problem.init_order if atom not in implied)
+    for predicate in _fixed_predicates(problem.domain, arity=2):
+        pairs = [(atom[1], atom[2]) for atom in facts if atom[0] == predicate]
+        chain = _chain(pairs)
+        if chain:
+            # It stands where the first of its pairs stood.
+            facts = dict.fromkeys((predicate, *chain) if atom[0] == predicate else atom for atom in facts)
     return list(facts)
 
 
-def _line(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the objects of a relation in order, if it puts each two of them in one."""
-    behind = Counter(before for before, _ in pairs)
-    line = sorted({name for pair in pairs for name in pair}, key=behind.__getitem__, reverse=True)
-    return line if {*pairs} == {*combinations(line, 2)} else []
+def _chain(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the objects of a relation in order, if it puts each two of them in one; else nothing."""
+    # In an order, the first object stands before all others, the second before all but one, and so on.
+    n_followers = Counter(first for first, _ in pairs)
+    names: set[str] = set().union(*pairs)
+    chain = sorted(names, key=n_followers.__getitem__, reverse=True)
+    return chain if {*pairs} == {*combinations(chain, 2)} else []
 
 
-def _fixed(domain: Domain, arity: int) -> list[str]:
+def _fixed_predicates(domain: Domain, arity: int) -> list[str]:
     """List the predicates of so many arguments that no action changes."""
     fixed = domain.predicates.keys() - changing(domain) - domain.rules.keys()
     return [name for name, places in domain.predicates.items() if name in fixed and len(places) == arity]
 
 
 @lru_cache(maxsize=256)
-def _told_kinds(domain: Domain) -> Mapping[tuple[str, int], frozenset[str]]:
-    """Return which kinds the places of predicates tell: what all actions with one ask of the object there."""
-    kinds = {*_fixed(domain, arity=1)}
-    told: dict[tuple[str, int], frozenset[str]] = {}
+def _implied_kinds(domain: Domain) -> Mapping[tuple[str, int], frozenset[str]]:
+    """Return which kinds the places of predicates imply: what all actions with one ask of the object there.
+
+    A kind is a predicate of one argument that no action changes, such as `(ball ?x)`. If every action that reads or
+    changes `(at ?x ?y)` also asks for `(ball ?x)`, then in any problem that makes sense the first object of `at` is a
+    ball, and `(ball b1)` beside `(at b1 room)` says nothing new.
+    """
+    kinds = {*_fixed_predicates(domain, arity=1)}
+    implied: dict[tuple[str, int], frozenset[str]] = {}
     for schema in domain.actions.values():
-        asked = [part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive]
-        own = {(atom[0], atom[1]) for atom in asked if atom[0] in kinds}
-        changes = (atom for effect in (schema, *schema.effects) for atom in (*effect.add, *effect.delete))
-        for atom in (*asked, *changes):
+        required = [part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive]
+        kinds_of_variable: dict[str, set[str]] = {}
+        for atom in required:
+            if atom[0] in kinds:
+                kinds_of_variable.setdefault(atom[1], set()).add(atom[0])
+        changed: list[Atom] = []
+        for effect in (schema, *schema.effects):
+            changed += [*effect.add, *effect.delete]
+        for atom in (*required, *changed):
             for place, name in enumerate(atom[1:]):
-                here = frozenset(kind for kind, who in own if who == name and kind != atom[0])
-                told[atom[0], place] = told.get((atom[0], place), here) & here
-    return told
+                # A kind does not imply itself: one of its facts is left.
+                action_kinds = frozenset(kinds_of_variable.get(name, ())) - {atom[0]}
+                key = (atom[0], place)
+                implied[key] = implied.get(key, action_kinds) & action_kinds
+    return implied
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect the words of `atoms`, and types."""
-    domains = [*domain_pddls]
-    types = {name for domain in map(parse_domain, domains) for name in domain.ancestors}
-    return {_OBJECTS, _KEPT, *types} | atoms.vocabulary(domains, names)
+    domains = list(domain_pddls)
+    # Chains and order need no words of their own.
+    words = {_OBJECTS, _KEPT} | atoms.vocabulary(domains, names)
+    for domain in map(parse_domain, domains):
+        words.update(domain.ancestors)
+    return words
 
 
 BRIEF = atoms.ATOMS._replace(name="brief", render_prompt=render_prompt, vocabulary=vocabulary)

@@ -18,8 +18,14 @@ from jaxppo.planning.language.scope import TOTAL_COST, Atom, Parameter, Types
 from jaxppo.planning.prompts.phrases import listed
 
 NOT = "it is not true that"
-_COMPARED: Mapping[str, str] = {"<": "less than", "<=": "at most", "=": "equal to", ">=": "at least", ">": "more than"}
-_UPDATED: Mapping[str, str] = {
+_COMPARISONS: Mapping[str, str] = {
+    "<": "less than",
+    "<=": "at most",
+    "=": "equal to",
+    ">=": "at least",
+    ">": "more than",
+}
+_UPDATES: Mapping[str, str] = {
     "increase": "{0} rises by {1}",
     "decrease": "{0} falls by {1}",
     "assign": "{0} becomes {1}",
@@ -56,10 +62,10 @@ class Clauses(NamedTuple):
             case Implication(left, right):
                 return f"(if {self.condition(left)}, then {self.condition(right)})"
             case Quantified(word, parameters, body, _):
-                found = {"forall": "for every", "exists": "for some"}[word]
-                return f"({found} {self.variables(parameters)}: {self.condition(body)})"
+                quantifier = {"forall": "for every", "exists": "for some"}[word]
+                return f"({quantifier} {self.variables(parameters)}: {self.condition(body)})"
             case Comparison(operator, left, right):
-                return f"{expression(left)} is {_COMPARED[operator]} {expression(right)}"
+                return f"{expression(left)} is {_COMPARISONS[operator]} {expression(right)}"
 
     def variables(self, parameters: Iterable[Parameter]) -> str:
         """Write `X that is a truck and Y that is a place`."""
@@ -79,9 +85,13 @@ def expression(value: Expression) -> str:
     """Write a number: `3`, `length of home and hub`, `(length of home and hub + 3)`."""
     if isinstance(value, Operation):
         parts = list(map(expression, value.arguments))
-        return f"({f' {value.operator} '.join(parts) if len(parts) > 1 else f'- {parts[0]}'})"
+        # PDDL's `-` of one argument is the sign.
+        if len(parts) == 1:
+            return f"(- {parts[0]})"
+        return f"({f' {value.operator} '.join(parts)})"
     if is_number(value):
         return write_expression(value)
+    # The one function that every domain with costs has gets words of its own.
     if value == (TOTAL_COST,):
         return "the total cost"
     name, *terms = value
@@ -90,4 +100,4 @@ def expression(value: Expression) -> str:
 
 def update(change: Update) -> str:
     """Write a change of a number: `the total cost rises by 3`."""
-    return _UPDATED[change.operator].format(expression(change.function), expression(change.amount))
+    return _UPDATES[change.operator].format(expression(change.function), expression(change.amount))

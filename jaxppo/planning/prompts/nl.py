@@ -25,6 +25,7 @@ _REQUEST = (
     "Plan:\n"
 )
 _AGAIN = "Write the whole plan again.\nPlan:"
+# For the vocabulary: all words of a prompt besides those of its domain and its names.
 _FRAMES = (_OBJECTS, _START, _GOAL, _REQUEST, NOT, "nothing , and")
 
 
@@ -37,6 +38,7 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
     clauses = Clauses(phrases_of(problem.domain))
     start = [*map(clauses.atom, problem.init_order), *_values(problem)]
+    # The domain first, so that prompts of one domain begin alike: see `prompt_after`.
     lines = [
         _domain_text(problem.domain),
         _OBJECTS.format(_objects(problem)),
@@ -48,17 +50,20 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     return "\n".join(lines)
 
 
+# A data set has few domains and many problems.
 @lru_cache(maxsize=256)
 def _domain_text(domain: Domain) -> str:
     phrases = phrases_of(domain)
     clauses = Clauses(phrases)
-    parents = {name: tuple(parent for parent in above if parent != ROOT_TYPE) for name, above in domain.types.items()}
-    lines = [
-        phrases.about,
-        *(f"Whatever {clauses.is_of((name,))} {clauses.is_of(above)}." for name, above in parents.items() if above),
-        *(_action(schema, domain, clauses) for schema in domain.actions.values()),
-        *(_rule(rule, clauses) for rules in domain.rules.values() for rule in rules),
-    ]
+    lines = [phrases.about]
+    for name, supertypes in domain.types.items():
+        # That everything is an object says nothing.
+        parents = tuple(parent for parent in supertypes if parent != ROOT_TYPE)
+        if parents:
+            lines.append(f"Whatever {clauses.is_of((name,))} {clauses.is_of(parents)}.")
+    lines += [_action(schema, domain, clauses) for schema in domain.actions.values()]
+    for rules in domain.rules.values():
+        lines += [_rule(rule, clauses) for rule in rules]
     return "\n".join(lines)
 
 
@@ -71,15 +76,14 @@ def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
     """Write `You can stack block X on block Y. Needed: ... Then true: ... Then false: ...`."""
     phrase = clauses.phrases.actions[schema.name].format(*(term(name) for name, _ in schema.parameters))
     kinds = [f"{term(name)} {clauses.is_of(types)}" for name, types in schema.parameters if types and domain.typed]
-    always = Effect((), (), schema.add, schema.delete, schema.updates)
-    return " ".join(
-        [
-            f"You can {phrase}{', where ' * bool(kinds)}{listed(kinds) if kinds else ''}.",
-            *([f"Needed: {_joined(map(clauses.condition, schema.precondition))}."] if schema.precondition else []),
-            *_results(always, clauses),
-            *(sentence for effect in schema.effects for sentence in _conditional(effect, clauses)),
-        ]
-    )
+    sentences = [f"You can {phrase}, where {listed(kinds)}." if kinds else f"You can {phrase}."]
+    if schema.precondition:
+        sentences.append(f"Needed: {_joined(map(clauses.condition, schema.precondition))}.")
+    unconditional = Effect((), (), schema.add, schema.delete, schema.updates)
+    sentences += _results(unconditional, clauses)
+    for effect in schema.effects:
+        sentences += _conditional(effect, clauses)
+    return " ".join(sentences)
 
 
 def _results(effect: Effect, clauses: Clauses) -> Iterator[str]:
@@ -93,10 +97,14 @@ def _results(effect: Effect, clauses: Clauses) -> Iterator[str]:
 
 def _conditional(effect: Effect, clauses: Clauses) -> Iterator[str]:
     """Yield `For every X that is a truck, if X is empty, then true: ...`."""
-    every = [f"for every {clauses.variables(effect.parameters)}"] if effect.parameters else []
-    conditions = [f"if {_joined(map(clauses.condition, effect.conditions))}"] if effect.conditions else []
+    prefix = ""
+    if effect.parameters:
+        prefix += f"for every {clauses.variables(effect.parameters)}, "
+    if effect.conditions:
+        prefix += f"if {_joined(map(clauses.condition, effect.conditions))}, "
     for result in _results(effect, clauses):
-        sentence = ", ".join([*every, *conditions, f"t{result.removeprefix('T')}"])
+        sentence = f"{prefix}t{result.removeprefix('T')}"
+        # Not `capitalize`, which would write names and variables in lower case.
         yield sentence[0].upper() + sentence[1:]
 
 
@@ -106,19 +114,20 @@ def _objects(problem: Problem) -> str:
     groups: dict[Types, list[str]] = {}
     for name, types in problem.objects.items():
         groups.setdefault(types, []).append(name)
-    return _joined(
-        f"{listed(names)} {'is' if len(names) == 1 else 'are'} "
-        + (" and ".join(kinds[name][len(names) > 1] for name in types) or "of no kind")
-        for types, names in groups.items()
-    )
+    clauses: list[str] = []
+    for types, names in groups.items():
+        is_plural = len(names) > 1
+        # The phrases of a type are for one and for several, in this order.
+        words = " and ".join(kinds[name][is_plural] for name in types)
+        clauses.append(f"{listed(names)} {'are' if is_plural else 'is'} {words or 'of no kind'}")
+    return _joined(clauses)
 
 
 def _values(problem: Problem) -> Iterator[str]:
-    return (
-        f"{expression(function)} is {expression(value)}"
-        for function, value in problem.values.items()
-        if function != (TOTAL_COST,)
-    )
+    for function, value in problem.values.items():
+        # The cost at the start is the same for all plans.
+        if function != (TOTAL_COST,):
+            yield f"{expression(function)} is {expression(value)}"
 
 
 def _metric(problem: Problem) -> Iterator[str]:
@@ -139,11 +148,16 @@ def render_fault(fault: Fault, domain_pddl: str) -> str:
     """Write `This plan is not valid: step 3: stack block a on block b: this is not so: nothing is on block b.`."""
     domain = parse_domain(domain_pddl)
     clauses = Clauses(phrases_of(domain))
-    literals = [(literal_of(condition, domain_pddl), condition) for condition in fault.missing]
-    missing = [condition if literal is None else clauses.literal(literal) for literal, condition in literals]
+    missing: list[str] = []
+    for condition in fault.missing:
+        literal = literal_of(condition, domain_pddl)
+        missing.append(condition if literal is None else clauses.literal(literal))
     name, *arguments = fault.action or ("",)
-    known = name in domain.actions and len(arguments) == len(domain.actions[name].parameters)
-    action = clauses.phrases.actions[name].format(*arguments) if known else " ".join([name, *arguments])
+    # An action that the domain does not have has no phrase.
+    if name in domain.actions and len(arguments) == len(domain.actions[name].parameters):
+        action = clauses.phrases.actions[name].format(*arguments)
+    else:
+        action = " ".join([name, *arguments])
     return turn(fault, action, f"this is not so: {_joined(missing)}" if missing else "", _AGAIN)
 
 
@@ -152,14 +166,20 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     texts = list(_FRAMES)
     for domain in map(parse_domain, domain_pddls):
         phrases = phrases_of(domain)
-        kinds = [kind for pair in phrases.kinds.values() for kind in pair]
-        texts += [_domain_text(domain), *kinds, *phrases.predicates.values(), *phrases.actions.values()]
+        for pair in phrases.kinds.values():
+            texts += pair
+        texts += [_domain_text(domain), *phrases.predicates.values(), *phrases.actions.values()]
         texts += ["is are", *domain.constants]
-    return ({*SPECIAL_WORDS, *names}.union(*map(split_words, texts))) - {"{}"}
+    # The places in the frames are no words.
+    return {*SPECIAL_WORDS, *names}.union(*map(split_words, texts)) - {"{}"}
 
 
 NL = PromptStyle(
-    *("nl", render_prompt, render_completion, parse_completion, vocabulary),
+    name="nl",
+    render_prompt=render_prompt,
+    render_completion=render_completion,
+    parse_completion=parse_completion,
+    vocabulary=vocabulary,
     reads_domain=True,
     problem_mark=_PROBLEM_MARK,
     render_fault=render_fault,

@@ -14,6 +14,7 @@ _REQUEST = "Plan, one action a line:"
 _FRAME = "Planning domain:\n{domain}" + _PROBLEM_MARK + "{problem}\n\n" + _REQUEST + "\n"
 # Problems of a split are told apart by their names, which a model has no use for.
 _PROBLEM_NAME = "task"
+# Every word that a problem has besides those of its domain and its names.
 _PROBLEM = f"(define (problem {_PROBLEM_NAME}) (:domain) (:objects -) (:init) (:goal (and (not))))"
 
 
@@ -27,6 +28,7 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     return _FRAME.format(domain=_domain_text(domain_pddl), problem=_definition(f"(problem {_PROBLEM_NAME})", sections))
 
 
+# A data set has few domains and many problems.
 @lru_cache(maxsize=256)
 def _domain_text(domain_pddl: str) -> str:
     head, *sections = read_form(domain_pddl, "<domain>")[1:]
@@ -34,7 +36,8 @@ def _domain_text(domain_pddl: str) -> str:
 
 
 def _definition(head: str, sections: Iterable[str | Form]) -> str:
-    return "\n".join([f"(define {head}", *(f"  {_write(section)}" for section in sections)]) + ")"
+    lines = [f"(define {head}", *(f"  {_write(section)}" for section in sections)]
+    return "\n".join(lines) + ")"
 
 
 def _write(node: str | Form) -> str:
@@ -54,17 +57,25 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
 def render_fault(fault: Fault, _domain_pddl: str) -> str:
     """Write `This plan is not valid: step 3: (stack a b): (clear b) does not hold.`, and the request again."""
     action = "" if fault.action is None else format_action(fault.action)
-    missing = " and ".join(fault.missing) + (" does not hold" if len(fault.missing) == 1 else " do not hold")
-    return turn(fault, action, missing if fault.missing else "", _REQUEST)
+    missing = ""
+    if fault.missing:
+        verb = "does" if len(fault.missing) == 1 else "do"
+        missing = f"{' and '.join(fault.missing)} {verb} not hold"
+    return turn(fault, action, missing, _REQUEST)
 
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect the words of the domains and of problems that have these names; numbers are not among them."""
-    return {*SPECIAL_WORDS, *names}.union(*map(split_words, [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]))
+    texts = [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]
+    return {*SPECIAL_WORDS, *names}.union(*map(split_words, texts))
 
 
 PDDL = PromptStyle(
-    *("pddl", render_prompt, render_completion, parse_completion, vocabulary),
+    name="pddl",
+    render_prompt=render_prompt,
+    render_completion=render_completion,
+    parse_completion=parse_completion,
+    vocabulary=vocabulary,
     problem_mark=_PROBLEM_MARK,
     render_fault=render_fault,
 )

@@ -43,20 +43,24 @@ def find_fault(domain_pddl: str, problem_pddl: str, plan: ParsedPlan) -> Fault:
     Raises:
         PddlError: the domain or the problem cannot be read.
     """
+    # Of a plan that cannot be read, the steps before the error are not judged: that error comes first.
     if plan.error is not None:
         return Fault(plan.error_step)
     try:
         replay = trace(parse_problem(problem_pddl, parse_domain(domain_pddl)), plan.actions)
     except UnsupportedPddlError:
         return UNKNOWN
-    last = replay.steps[-1] if replay.steps else None
-    if last is not None and last.error is not None:
+    if not replay.steps:
+        return Fault(missing=tuple(check.text for check in replay.goals if not check.holds))
+    last = replay.steps[-1]
+    if last.error is not None:
         missing = tuple(check.text for check in last.preconditions if not check.holds)
+        # What a change of numbers needs is none of the preconditions.
         if last.error is PlanError.PRECONDITION and not missing and last.failed_condition is not None:
-            missing = (last.failed_condition,)  # a change of numbers
+            missing = (last.failed_condition,)
         return Fault(len(replay.steps), last.action, missing)
-    holds = [check.holds for check in replay.goals] if last is None else last.goals
-    return Fault(missing=tuple(c.text for c, held in zip(replay.goals, holds, strict=True) if not held))
+    goals = zip(replay.goals, last.goals, strict=True)
+    return Fault(missing=tuple(check.text for check, holds in goals if not holds))
 
 
 # ------------------------------------------------------------------------------------------------ for the styles' turns
@@ -66,6 +70,7 @@ def literal_of(condition: str, domain_pddl: str) -> Literal | None:
     """Read a fact `(clear b)`, or its negation `(not (clear b))`; None for any other condition, or a number."""
     words = tuple(condition.removeprefix("(not ").strip("()").split(" "))
     literal = Literal(words, not condition.startswith("(not "))
+    # Only the outer parentheses were looked at: a fact is what is the same when it is written again.
     is_fact = words[0] in parse_domain(domain_pddl).predicates or words[0] == "="
     return literal if is_fact and write_condition(literal, {}) == condition else None
 

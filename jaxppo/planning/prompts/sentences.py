@@ -5,9 +5,8 @@ of two actions differ in length or in a word, so that no sentence means two step
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from operator import itemgetter
 from string import Formatter
 from typing import NamedTuple
 
@@ -21,20 +20,20 @@ from jaxppo.planning.prompts.words import split_words
 _WORDS = re.compile(rf"(?:{NAME_PATTERN}|[,. \t\r\n])*+")
 _BLANK = " \t\r\n"
 
-Pick = Callable[[Sequence[str]], Action]
-"""Takes some of a sentence's words."""
+Places = tuple[int, ...]
+"""Which words of a sentence."""
 
 
 class Templates(NamedTuple):
     """Actions whose phrases have arguments at the same places.
 
     Attributes:
-        fixed: picks the words that are no arguments.
-        actions: what it picks to the action's name and to what picks its arguments.
+        fixed_places: of the words that are no arguments.
+        actions: these words to the action's name and the places of its arguments.
     """
 
-    fixed: Pick
-    actions: dict[Action, tuple[str, Pick]]
+    fixed_places: Places
+    actions: dict[tuple[str, ...], tuple[str, Places]]
 
 
 def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
@@ -48,8 +47,8 @@ def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
     lines = []
     for name, *arguments in actions:
         if name not in phrases or len(arguments) != len(domain.actions[name].parameters):
-            got = f"'{name}' of {len(arguments)} argument(s)"
-            raise DataError(f"plan: expected actions of the domain {domain.name}, got {got}")
+            message = f"expected actions of the domain {domain.name}, got '{name}' of {len(arguments)} argument(s)"
+            raise DataError(f"plan: {message}")
         lines.append(f"{phrases[name].format(*arguments)}.")
     return "\n".join(lines)
 
@@ -57,11 +56,13 @@ def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
 def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
     """Read sentences; blanks and case do not matter, and every other difference is an error."""
     templates = _templates_of(domain_pddl)
+    # No sentence has other characters, so what comes after the first of them is not read.
     readable = text[: _WORDS.match(text).end()]  # pyright: ignore[reportOptionalMemberAccess] # it matches everywhere
-    *sentences, rest = readable.lower().split(".")
+    *sentences, remainder = readable.lower().split(".")
     actions: list[Action] = []
     spans: list[Span] = []
     position = 0
+    # `lower` keeps the length of readable characters, which are ASCII, so places in it are places in the text.
     for sentence in sentences:
         spans.append(trimmed(text, position, position + len(sentence) + 1))
         position += len(sentence) + 1
@@ -69,18 +70,20 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
         if action is None:
             return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
         actions.append(action)
-    if rest.strip(_BLANK) or len(readable) < len(text):
+    # Every sentence ends with a full stop: words after the last one are a step that cannot be read.
+    if remainder.strip(_BLANK) or len(readable) < len(text):
         spans.append(rest_of_line(text, position))
         return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
     return ParsedPlan(tuple(actions), spans=tuple(spans))
 
 
 def _read_sentence(words: Sequence[str], templates: dict[int, list[Templates]]) -> Action | None:
-    for fixed, actions in templates.get(len(words), ()):
-        found = actions.get(fixed(words))
-        if found is not None:
-            name, pick = found
-            action = (name, *pick(words))
+    for fixed_places, actions in templates.get(len(words), ()):
+        fixed_words = tuple([words[place] for place in fixed_places])
+        if fixed_words in actions:
+            name, argument_places = actions[fixed_words]
+            action = (name, *[words[place] for place in argument_places])
+            # A comma is a word, but no name.
             if "," not in action:
                 return action
     return None
@@ -88,21 +91,26 @@ def _read_sentence(words: Sequence[str], templates: dict[int, list[Templates]]) 
 
 @lru_cache(maxsize=256)
 def _templates_of(domain_pddl: str) -> dict[int, list[Templates]]:
-    """Group the templates of a domain by their number of words, commas among them."""
-    shapes: dict[tuple[int, tuple[int, ...]], Templates] = {}
+    """Group the templates of a domain by their number of words, commas among them.
+
+    A domain may have dozens of actions, and rewards read every completion of a batch: with the words that are no
+    arguments as a key, a sentence is looked up once for each shape of its length, not compared with every action.
+    """
+    shapes: dict[tuple[int, Places], Templates] = {}
     for name, phrase in phrases_of(parse_domain(domain_pddl)).actions.items():
-        words, places = template(phrase)
-        others = tuple(place for place in range(len(words)) if place not in places)
-        shape = shapes.setdefault((len(words), others), Templates(_pick(others), {}))
-        shape.actions[shape.fixed(words)] = (name, _pick(places))
+        words, argument_places = template(phrase)
+        fixed_places = tuple(place for place in range(len(words)) if place not in argument_places)
+        shape = shapes.setdefault((len(words), fixed_places), Templates(fixed_places, {}))
+        shape.actions[tuple(words[place] for place in fixed_places)] = (name, argument_places)
     templates: dict[int, list[Templates]] = {}
     for (n_words, _), shape in shapes.items():
         templates.setdefault(n_words, []).append(shape)
     return templates
 
 
-def template(phrase: str) -> tuple[list[str], tuple[int, ...]]:
+def template(phrase: str) -> tuple[list[str], Places]:
     """Split a phrase into words, empty ones for arguments, and the places of the arguments in their order."""
+    # A phrase may name its arguments in another order than the action: `put {1} into {0}`.
     places: dict[int, int] = {}
     words: list[str] = []
     for text, argument, _, _ in Formatter().parse(phrase):
@@ -111,9 +119,3 @@ def template(phrase: str) -> tuple[list[str], tuple[int, ...]]:
             places[int(argument)] = len(words)
             words.append("")
     return words, tuple(places[number] for number in sorted(places))
-
-
-def _pick(places: Sequence[int]) -> Pick:
-    if len(places) > 1:
-        return itemgetter(*places)
-    return (lambda words: (words[places[0]],)) if places else (lambda words: ())

@@ -20,7 +20,7 @@ class PromptStyle(NamedTuple):
         problem_mark: what stands in a prompt between the domain and the problem, the first words of the problem with
             it; None where prompts do not show the domain.
         gap: what stands between a prompt and its completion where both are one text.
-        render_fault: writes the turn behind a plan that is not valid, given the domain text: what is wrong, and up to
+        render_fault: writes the turn after a plan that is not valid, given the domain text: what is wrong, and up to
             where the next plan begins. None: the style has no such turns.
     """
 
