@@ -35,8 +35,6 @@ from tests.planning.import_samples import (
 )
 
 BUILTIN = PlannerConfig(planner="builtin", workers=1, planner_timeout_s=20)
-
-
 GOOD = lamp_files({"p": (3, 1)}, "good/")
 
 
@@ -251,6 +249,9 @@ def test_import_problems_rejects_what_the_prompt_style_cannot_write(tmp_path):
     assert_rejected(rejected, {"q.pddl": ("prompt style", "(or (on l1) (on l2))")})
     rows, rejected, _ = import_into(tmp_path / "pddl", source, prompt_style="pddl")
     assert (list(rows), rejected) == (["p", "q"], {})
+    del files["p.pddl"]
+    with pytest.raises(DataError, match=r"^source: .*prompt style 1"):
+        import_into(tmp_path / "none", write_files(tmp_path / "without p", files))
 
 
 def test_import_problems_finds_missing_plans_and_goes_on_from_the_cache(tmp_path):
