@@ -8,7 +8,7 @@ import sys
 
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.data import REQUESTS_FILE, SHIPPED_DATA, drawn_split
+from jaxppo.data import REQUESTS_FILE, SHIPPED_DATA, generated_split
 from jaxppo.planning.datasets.folder import write_parquet
 
 for preset in sys.argv[1:]:
@@ -17,8 +17,8 @@ for preset in sys.argv[1:]:
     folder.mkdir(exist_ok=True)
     requests = {}
     for split in ("rl", *config.eval_splits):
-        drawn = drawn_split(config, split)
-        assert drawn is not None, f"{preset}: expected a data set that is drawn"
-        write_parquet(drawn.make(), folder / f"{split}.parquet")
-        requests[split] = drawn.request
+        generated = generated_split(config, split)
+        assert generated is not None, f"{preset}: expected a data set that is generated"
+        write_parquet(generated.generate(), folder / f"{split}.parquet")
+        requests[split] = generated.request
     (folder / REQUESTS_FILE).write_text(json.dumps(requests, indent=2) + "\n", encoding="utf-8")

@@ -149,7 +149,7 @@ def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
     mask = np.zeros(batch.input_ids.shape, int)
     for number, row in enumerate(TOKEN_ROWS):
         start, end = len(row.prompt), row.length
-        flags = row.learned or [True] * len(row.completion)
+        flags = row.loss_mask or [True] * len(row.completion)
         labels[number, start:end] = np.where(flags, row.completion, -100)
         mask[number, :end] = 1
     computed = theirs(

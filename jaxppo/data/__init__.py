@@ -22,26 +22,25 @@ from jaxppo.data.batches import (
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_begun_plans
+from jaxppo.data.encoding import EncodedRow, cut_prompts, encode_completions, encode_prompts, encode_rows
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
-from jaxppo.data.rows import Row, check_same, column_names, columns_of, drawn_split, load_split, make_splits, read_rows
+from jaxppo.data.overlong import RowLimit, tell_left_out, without_overlong
+from jaxppo.data.rows import (
+    Row,
+    check_same,
+    column_names,
+    columns_of,
+    generated_split,
+    load_split,
+    make_splits,
+    read_rows,
+)
 from jaxppo.data.step_rows import StepRows, StreamedPrompts, select_prompts, select_supervised
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
 from jaxppo.data.streaming import open_stream
-from jaxppo.data.tokens import (
-    EncodedRow,
-    RowLimit,
-    cut_prompts,
-    decode,
-    encode_completions,
-    encode_prompts,
-    encode_rows,
-    start_ids,
-    tell_left_out,
-    token_ids,
-    token_scores,
-    without_overlong,
-)
+from jaxppo.data.token_scores import token_scores
+from jaxppo.data.tokens import decode, start_ids, token_ids
 from jaxppo.data.turns import Turn, encode_turns
 from jaxppo.data.word_level import word_tokenizer, words_of_dataset
 
@@ -70,11 +69,11 @@ __all__ = [
     "columns_of",
     "cut_prompts",
     "decode",
-    "drawn_split",
     "encode_completions",
     "encode_prompts",
     "encode_rows",
     "encode_turns",
+    "generated_split",
     "has_stop_string",
     "length_gaps",
     "load_split",

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.encoding import EncodedRow, cut_prompts, encode_prompts, encode_rows
+from jaxppo.data.overlong import RowLimit, within_limit
 from jaxppo.data.rows import Row, column_names, columns_of
-from jaxppo.data.tokens import EncodedRow, RowLimit, cut_prompts, encode_prompts, encode_rows, within_limit
 from jaxppo.errors import DataError
 from jaxppo.types import Batch, Curriculum, PromptBatch, Sequences
 
@@ -26,9 +27,12 @@ MIN_PADDED_SIZE = 16
 
 def row_order(num_rows: int, seed: int, start: int, count: int) -> np.ndarray:
     """Return row numbers `start ... start + count - 1` of the endless stream that shuffles all rows every epoch."""
-    epochs = range(start // num_rows, (start + count - 1) // num_rows + 1)
+    first_epoch = start // num_rows
+    last_epoch = (start + count - 1) // num_rows
+    # Each epoch has random numbers of its own, so that a resumed run needs none of those before.
+    epochs = range(first_epoch, last_epoch + 1)
     stream = np.concatenate([np.random.default_rng((seed, epoch)).permutation(num_rows) for epoch in epochs])
-    offset = start - epochs.start * num_rows
+    offset = start - first_epoch * num_rows
     return stream[offset : offset + count]
 
 
@@ -40,6 +44,7 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
     """Return the smallest multiple that is at least `length`."""
+    # The negation rounds up where `//` rounds down.
     return -(-length // multiple) * multiple
 
 
@@ -53,9 +58,11 @@ def padded_size(size: int, limit: int | None = None, *, least: int = MIN_PADDED_
         steps: sizes from one power of two to the next, itself a power of two; the result is at most 1 / steps too
             large.
     """
-    power = 1 << (size - 1).bit_length()
-    fitting = max(least, bucket(size, max(1, power // 2 // steps)))
-    return fitting if limit is None else min(fitting, limit)
+    next_power = 1 << (size - 1).bit_length()
+    # From the power of two before up to this one there are `steps` sizes, at equal distances.
+    distance = max(1, next_power // 2 // steps)
+    padded = max(least, bucket(size, distance))
+    return padded if limit is None else min(padded, limit)
 
 
 def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> PromptBatch:
@@ -94,7 +101,7 @@ class PromptData:
         seed: of the order, and of the lengths that prompts are cut to.
         max_prompt_length: longest prompt allowed; None: any.
         text_lengths: cut every prompt to a number of tokens drawn from this range (both ends may come out).
-        template: how prompts stand in front of the model; default: as they are.
+        template: how the model gets the texts of a row; default: as they are.
     """
 
     def __init__(
@@ -109,26 +116,35 @@ class PromptData:
     ):
         if not rows:
             raise DataError("train_split: expected a split with rows, got an empty one")
-        self.rows, self.seed, self.batch_size = rows, seed, batch_size
+        self.seed = seed
+        self.batch_size = batch_size
         if text_lengths is None:
+            self.rows = rows
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
         else:
             self.rows, self._encoded = cut_prompts(tokenizer, rows, max_prompt_length, text_lengths, seed)
-        self._pad_id, self._columns = tokenizer.pad_token_id, column_names(self.rows)
+        self.num_rows = len(self.rows)
+        self._pad_id = tokenizer.pad_token_id
+        self._columns = column_names(self.rows)
         lengths = [len(ids) for ids in self._encoded]
-        self.longest, self.length_gaps = max(lengths), length_gaps(lengths)
-        self.prompt_length, self.num_rows = bucket(self.longest), len(self.rows)
+        self.longest = max(lengths)
+        self.length_gaps = length_gaps(lengths)
+        # All batches have this length, so that programs are compiled once.
+        self.prompt_length = bucket(self.longest)
 
-    def batch(self, step: int, drawn: Curriculum | None = None) -> Batch:
+    def batch(self, step: int, curriculum: Curriculum | None = None) -> Batch:
         """Return the batch of update `step` (0-based): the next rows in order, or those that a curriculum has drawn."""
-        in_order = row_order(len(self.rows), self.seed, step * self.batch_size, self.batch_size)
-        order = in_order if drawn is None else drawn.rows
-        rows, encoded = [self.rows[i] for i in order], [self._encoded[i] for i in order]
+        if curriculum is None:
+            order = row_order(self.num_rows, self.seed, step * self.batch_size, self.batch_size)
+        else:
+            order = curriculum.rows
+        rows = [self.rows[i] for i in order]
+        encoded = [self._encoded[i] for i in order]
         return prompt_batch(rows, encoded, self._columns, self.prompt_length, self._pad_id)
 
     def epoch(self, step: int) -> float:
         """Return how many passes over the rows are done before a step."""
-        return step * self.batch_size / len(self.rows)
+        return step * self.batch_size / self.num_rows
 
 
 def prompt_batch(
@@ -153,7 +169,7 @@ class SupervisedData:
         batch_size: rows of a step.
         seed: of the order.
         max_prompt_length: longest prompt allowed; None: any.
-        template: how prompts stand in front of the model; default: as they are.
+        template: how the model gets the texts of a row; default: as they are.
         limit: what becomes of long rows; default: they stay.
         assistant_only: see `encode_rows`.
 
@@ -179,13 +195,16 @@ class SupervisedData:
     ):
         if not rows:
             raise DataError("train_split: expected a split with rows, got an empty one")
-        self.seed, self.batch_size, self._pad_id = seed, batch_size, tokenizer.pad_token_id
+        self.seed = seed
+        self.batch_size = batch_size
+        self._pad_id = tokenizer.pad_token_id
         encoded = encode_rows(tokenizer, rows, max_prompt_length, template, assistant_only=assistant_only)
-        limited = within_limit(rows, encoded, limit)
-        self._rows, self.overlong, self.left_out = limited
+        self._rows, self.overlong, self.left_out = within_limit(rows, encoded, limit)
         self._lengths = [row.length for row in self._rows]
-        self.longest, self.length_gaps = max(self._lengths), length_gaps(self._lengths)
-        self.length, self.completion_length = bucket(self.longest), bucket(max(len(r.completion) for r in self._rows))
+        self.longest = max(self._lengths)
+        self.length_gaps = length_gaps(self._lengths)
+        self.length = bucket(self.longest)
+        self.completion_length = bucket(max(len(row.completion) for row in self._rows))
 
     def __len__(self) -> int:
         """Count the rows that are learned from."""
@@ -199,6 +218,7 @@ class SupervisedData:
             length: of the sequences, at least the batch's longest row; default: the bucket of that row.
         """
         order = row_order(len(self._rows), self.seed, step * self.batch_size, self.batch_size).tolist()
+        # Rows of like length stand side by side, so that little of a micro-batch is padding.
         order.sort(key=self._lengths.__getitem__)
         if length is None:
             length = min(bucket(self._lengths[order[-1]], SEQUENCE_BUCKET), self.length)
@@ -214,15 +234,18 @@ def packed(rows: Sequence[EncodedRow], length: int, completion_length: int, pad_
     ids, lengths = right_padded([[*row.prompt, *row.completion] for row in rows], length, pad_id)
     completion_ids, completion_lengths = right_padded([row.completion for row in rows], completion_length, pad_id)
     mask = np.arange(completion_length)[None, :] < completion_lengths[:, None]
-    learned = None
-    if any(row.learned is not None for row in rows):
-        flags = [[True] * len(row.completion) if row.learned is None else row.learned for row in rows]
-        learned = right_padded(flags, completion_length)[0].astype(bool)
-    return Sequences(ids, lengths - completion_lengths, completion_ids, mask, learned)  # type: ignore[arg-type]
+    loss_mask = None
+    if any(row.loss_mask is not None for row in rows):
+        flags = [[True] * len(row.completion) if row.loss_mask is None else row.loss_mask for row in rows]
+        loss_mask = right_padded(flags, completion_length)[0].astype(bool)
+    prompt_lengths = lengths - completion_lengths
+    return Sequences(ids, prompt_lengths, completion_ids, mask, loss_mask)  # type: ignore[arg-type]
 
 
 def longest_shapes(batch_size: int, length: int, completion_length: int) -> Sequences:
     """Return the shapes of what `packed` gives."""
-    shape = lambda *sizes, dtype="int32": jax.ShapeDtypeStruct((batch_size, *sizes), dtype)  # noqa: E731
-    ids = shape(length), shape(), shape(completion_length), shape(completion_length, dtype="bool")
-    return Sequences(*ids)  # type: ignore[arg-type]
+    ids = jax.ShapeDtypeStruct((batch_size, length), np.int32)
+    prompt_lengths = jax.ShapeDtypeStruct((batch_size,), np.int32)
+    completion_ids = jax.ShapeDtypeStruct((batch_size, completion_length), np.int32)
+    mask = jax.ShapeDtypeStruct((batch_size, completion_length), bool)
+    return Sequences(ids, prompt_lengths, completion_ids, mask)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Prompts drawn by how often they succeed (`--curriculum success`): a pure function of the seed and of past scores.
 
-All is computed in numpy, on every process alike; what is known so far is kept in float32, as checkpoints hold it.
+All is computed in numpy, on every process alike; the counts are float32, as checkpoints hold them.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,20 @@ from jaxppo.types import Curriculum
 
 PRIOR = 2.0
 """Tries that every prompt is taken to have had, with as much success as others of its domain and length; these count
-as one success and one failure more, so that what is unknown is 1/2."""
-KEPT = 0.8
+as one success and one failure more, so that an untried prompt has 1/2."""
+DECAY = 0.8
 """What is left of older counts when a prompt is tried again, and of the recent successes in every update: about the
 last five count."""
-BETWEEN = (0.2, 0.8)
+UNDECIDED = (0.2, 0.8)
 """Estimates of prompts that are neither solved nor hopeless, for a metric."""
 
 
 def plan_lengths(rows: Sequence[Row]) -> np.ndarray | None:
     """Return the steps of the rows' reference plans, [N] int32, from `plan_length`; None where a row has none."""
     lengths = [row.get("plan_length") for row in rows]
-    return np.array(lengths, np.int32) if all(isinstance(length, int) for length in lengths) else None
+    if not all(isinstance(length, int) for length in lengths):
+        return None
+    return np.array(lengths, np.int32)
 
 
 def domain_numbers(rows: Sequence[Row]) -> np.ndarray:
@@ -63,7 +65,7 @@ class SuccessCurriculum:
         seed: of the draws.
         success: the score from which on a completion is a success.
         threshold: the share of success from which on longer plans are drawn.
-        ahead: the prompts of an update are drawn before the scores of the one before it are there (`async_rollouts`).
+        ahead: the prompts of an update are drawn before the scores of the one before it are known (`async_rollouts`).
     """
 
     lengths: np.ndarray | None
@@ -75,115 +77,143 @@ class SuccessCurriculum:
     ahead: bool = False
 
     def start(self) -> Curriculum:
-        """Return what is known before the first update, with its prompts."""
-        none, num_domains = np.zeros(len(self.domains), np.float32), int(self.domains.max()) + 1
-        limits = self._longer(np.full(num_domains, -1, np.int32))
-        known = Curriculum(none, none, np.zeros((num_domains, 2), np.float32), limits, np.zeros(0, np.int32))
-        return self.drawn(known, 0)
+        """Return the state before the first update, with its prompts."""
+        num_domains = int(self.domains.max()) + 1
+        zeros = np.zeros(len(self.domains), np.float32)
+        state = Curriculum(
+            successes=zeros,
+            trials=zeros,
+            recent=np.zeros((num_domains, 2), np.float32),
+            limits=self._next_limits(np.full(num_domains, -1, np.int32)),
+            rows=np.zeros(0, np.int32),
+        )
+        return self.drawn(state, 0)
 
-    def drawn(self, known: Curriculum, step: int) -> Curriculum:
+    def drawn(self, state: Curriculum, step: int) -> Curriculum:
         """Draw the rows of an update: each G times its share, rounded up or down; and so the G / D of each domain.
 
+        All rows that may be drawn lie side by side on a line, those of a domain together. A row's piece of it is as
+        long as its share of the domain's weight, so that every domain has a piece of length 1. G points at equal
+        distances then pick the rows they fall on. To draw each row by itself has the same mean, and more variance.
+
         Source: systematic sampling, W. G. Madow 1949, "On the theory of systematic sampling, II": equally spaced points
-        with one random start, on a line on which each row has a piece as long as its weight.
+        with one random start.
         """
+        # A function of seed and step alone, so that a resumed run draws the same.
         generator = np.random.default_rng((self.seed, step, len(self.domains)))
-        order = generator.permutation(np.flatnonzero(self.available(known)))
+        # Neighbours are never drawn together, so the rows of a domain stand in a new order at every step.
+        order = generator.permutation(np.flatnonzero(self.available(state)))
         order = order[np.argsort(self.domains[order], kind="stable")]
-        weight, domains = self.weights(known)[order], self.domains[order]
-        edges = np.cumsum(weight / np.bincount(domains, weight)[domains])
-        points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * edges[-1]
-        places = np.minimum(np.searchsorted(edges, points, side="right"), len(order) - 1)  # the last could round up
-        return known._replace(rows=generator.permutation(order[places]).astype(np.int32))
+        weights = self.weights(state)[order]
+        domains = self.domains[order]
+        ends = np.cumsum(weights / np.bincount(domains, weights)[domains])
+        points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * ends[-1]
+        # The last point may be rounded up to the end of the line, where no row is.
+        places = np.minimum(np.searchsorted(ends, points, side="right"), len(order) - 1)
+        # Shuffled, as the rows of a domain are still side by side, and a micro-batch should have all domains.
+        return state._replace(rows=generator.permutation(order[places]).astype(np.int32))
 
     def after(
-        self, known: Curriculum, scores: Sequence[float | None], step: int
+        self, state: Curriculum, scores: Sequence[float | None], step: int
     ) -> tuple[Curriculum, dict[str, float]]:
-        """Return what is known after an update, with the prompts of the next one, and the metrics of the update.
+        """Return the state after an update, with the prompts of the next one, and the metrics of the update.
 
         Args:
-            known: before it, with the rows that were drawn for it.
+            state: before it, with the rows that were drawn for it.
             scores: [B] of its completions, those of a prompt adjacent; None: has none, and is no try.
             step: number of the update, from 0.
         """
-        observed = self._observed(known, scores)
-        after = self._lengthened(observed)
-        estimate = self.estimates(observed)[self.available(observed)]
+        observed = self._with_scores(state, scores)
+        next_state = self._with_longer_plans(observed)
+        estimates = self.estimates(observed)[self.available(observed)]
+        is_undecided = (estimates >= UNDECIDED[0]) & (estimates <= UNDECIDED[1])
         metrics = {
-            "curriculum/mean_estimate": float(estimate.mean()),
-            "curriculum/between": float(((estimate >= BETWEEN[0]) & (estimate <= BETWEEN[1])).mean()),
-            "curriculum/recent_success": float(np.mean(shares(observed))),
+            "curriculum/mean_estimate": float(estimates.mean()),
+            "curriculum/between": float(is_undecided.mean()),
+            "curriculum/recent_success": float(np.mean(success_shares(observed))),
         }
         if self.lengths is not None:
             metrics["curriculum/plan_length"] = float(np.mean(observed.limits))
-        return after._replace(rows=self.drawn(known if self.ahead else after, step + 1).rows), metrics
+        # With `ahead` the next prompts were drawn before these scores came.
+        next_draw = self.drawn(state if self.ahead else next_state, step + 1)
+        return next_state._replace(rows=next_draw.rows), metrics
 
-    def estimates(self, known: Curriculum) -> np.ndarray:
+    def estimates(self, state: Curriculum) -> np.ndarray:
         """Compute p of every row, [N], in (0, 1)."""
-        kinds = self.domains  # numbers of domain and length
+        groups = self.domains
         if self.lengths is not None:
-            kinds = kinds * (self.lengths.max() + 1) + self.lengths
-        successes, trials = (np.asarray(counts, np.float64) for counts in (known.successes, known.trials))
-        of_kinds = (np.bincount(kinds, successes) + PRIOR / 2) / (np.bincount(kinds, trials) + PRIOR)
-        return (successes + PRIOR * of_kinds[kinds]) / (trials + PRIOR)
+            groups = groups * (self.lengths.max() + 1) + self.lengths  # one number for domain and length
+        successes = np.asarray(state.successes, np.float64)
+        trials = np.asarray(state.trials, np.float64)
+        group_means = (np.bincount(groups, successes) + PRIOR / 2) / (np.bincount(groups, trials) + PRIOR)
+        return (successes + PRIOR * group_means[groups]) / (trials + PRIOR)
 
-    def weights(self, known: Curriculum) -> np.ndarray:
+    def weights(self, state: Curriculum) -> np.ndarray:
         """Compute p (1 - p) of every row, [N], in (0, 1/4]: what its share of the draws is proportional to."""
-        p = self.estimates(known)
+        p = self.estimates(state)
         return p * (1.0 - p)
 
-    def available(self, known: Curriculum) -> np.ndarray:
+    def available(self, state: Curriculum) -> np.ndarray:
         """Return which rows may be drawn, [N] bool."""
-        return np.ones(len(self.domains), bool) if self.lengths is None else self.lengths <= known.limits[self.domains]
+        if self.lengths is None:
+            return np.ones(len(self.domains), bool)
+        return self.lengths <= state.limits[self.domains]
 
-    def _observed(self, known: Curriculum, scores: Sequence[float | None]) -> Curriculum:
+    def _with_scores(self, state: Curriculum, scores: Sequence[float | None]) -> Curriculum:
         """Count the scores of the rows that were drawn."""
-        rows = np.repeat(known.rows, len(scores) // self.batch_size)
-        won = [score is not None and score >= self.success for score in scores]
-        wins = np.bincount(rows, won, len(self.domains))
+        rows = np.repeat(state.rows, len(scores) // self.batch_size)
+        is_success = [score is not None and score >= self.success for score in scores]
+        wins = np.bincount(rows, is_success, len(self.domains))
         tries = np.bincount(rows, [score is not None for score in scores], len(self.domains))
-        kept, weight = np.where(tries > 0, KEPT, 1.0), self.weights(known)
-        of_update = [np.bincount(self.domains, counts / weight) for counts in (wins, tries)]
-        drawn_before = known.recent[:, 1:] < 0  # longer plans came in
-        recent = np.where(drawn_before, 0.0, KEPT * known.recent + np.stack(of_update, axis=1))
-        return known._replace(
-            successes=(kept * known.successes + wins).astype(np.float32),
-            trials=(kept * known.trials + tries).astype(np.float32),
-            recent=recent.astype(np.float32),
+        # A prompt that was not tried keeps its counts: nothing new is known of it.
+        decay = np.where(tries > 0, DECAY, 1.0)
+        # Prompts with much to learn from are drawn more often; divided by their weight, a domain's prompts count alike.
+        weights = self.weights(state)
+        domain_wins = np.bincount(self.domains, wins / weights)
+        domain_tries = np.bincount(self.domains, tries / weights)
+        # -1 tries: longer plans came in after this batch was drawn, see `_with_longer_plans`.
+        is_of_shorter_plans = state.recent[:, 1:] < 0
+        recent = DECAY * state.recent + np.stack([domain_wins, domain_tries], axis=1)
+        return state._replace(
+            successes=(decay * state.successes + wins).astype(np.float32),
+            trials=(decay * state.trials + tries).astype(np.float32),
+            recent=np.where(is_of_shorter_plans, 0.0, recent).astype(np.float32),
         )
 
-    def _lengthened(self, known: Curriculum) -> Curriculum:
+    def _with_longer_plans(self, state: Curriculum) -> Curriculum:
         """Take in longer plans where most of a domain's recent completions succeeded, and begin to count them anew.
 
         With `ahead` the next batch was drawn without them, and is not counted: -1 tries until then.
         """
-        limits = np.asarray(known.limits)
-        longer = np.where(shares(known) >= self.threshold, self._longer(limits), limits)
-        anew = np.array([0, -1 if self.ahead else 0], np.float32)
-        recent = np.where((longer > limits)[:, None], anew, known.recent)
-        return known._replace(limits=longer, recent=recent)
+        limits = np.asarray(state.limits)
+        new_limits = np.where(success_shares(state) >= self.threshold, self._next_limits(limits), limits)
+        no_counts = np.array([0, -1 if self.ahead else 0], np.float32)
+        recent = np.where((new_limits > limits)[:, None], no_counts, state.recent)
+        return state._replace(limits=new_limits, recent=recent)
 
-    def _longer(self, limits: np.ndarray) -> np.ndarray:
+    def _next_limits(self, limits: np.ndarray) -> np.ndarray:
         """Return limits that take in each domain's next longer plans, at least as many as its share of a batch."""
         if self.lengths is None:
             return limits
-        share, found = -(-self.batch_size // len(limits)), []
+        num_wanted = -(-self.batch_size // len(limits))  # rounded up
+        next_limits = limits.copy()
         for domain, limit in enumerate(limits):
             longer = np.sort(self.lengths[(self.domains == domain) & (self.lengths > limit)])
-            found.append(longer[min(share, len(longer)) - 1] if len(longer) else limit)
-        return np.array(found, np.int32)
+            if len(longer):
+                next_limits[domain] = longer[min(num_wanted, len(longer)) - 1]
+        return next_limits
 
 
 class Shuffled:
-    """No curriculum: nothing is known, and rows come in their shuffled order."""
+    """No curriculum: there is no state, and rows come in their shuffled order."""
 
     def start(self) -> None:
         """See `SuccessCurriculum.start`."""
 
-    def drawn(self, known: None, step: int) -> None:
+    def drawn(self, state: None, step: int) -> None:
         """See `SuccessCurriculum.drawn`."""
 
-    def after(self, known: None, scores: Sequence[float | None], step: int) -> tuple[None, dict[str, float]]:
+    def after(self, state: None, scores: Sequence[float | None], step: int) -> tuple[None, dict[str, float]]:
         """See `SuccessCurriculum.after`."""
         return None, {}
 
@@ -203,11 +233,16 @@ def with_begun_plans(rows: list[Row], config: CurriculumConfig, seed: int, templ
     if config.reference_prefixes == 0:
         return rows
     if template.templated:
-        expected = "0 for a model with a chat template, or use_chat_template False"
-        raise ConfigError(f"reference_prefixes: expected {expected}, got {config.reference_prefixes}")
+        raise ConfigError(
+            "reference_prefixes: expected 0 for a model with a chat template, or use_chat_template False, got "
+            f"{config.reference_prefixes}"
+        )
     for row in rows:
         require_problem(row, "reference_prefixes")
-    return [one for row in rows for one in (row, *begun_rows(row, config.reference_prefixes, seed))]
+    mixed = []
+    for row in rows:
+        mixed += [row, *begun_rows(row, config.reference_prefixes, seed)]
+    return mixed
 
 
 def make_curriculum(
@@ -233,7 +268,8 @@ def make_curriculum(
     )
 
 
-def shares(known: Curriculum) -> np.ndarray:
+def success_shares(state: Curriculum) -> np.ndarray:
     """Compute each domain's share of success over the last updates, [D]; 0 where no completion had a score."""
-    successes, tries = np.asarray(known.recent, np.float64).T  # -1 tries: see `_lengthened`
+    successes, tries = np.asarray(state.recent, np.float64).T
+    # -1 tries: see `_with_longer_plans`.
     return successes / np.where(tries > 0, tries, 1.0)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxppo.config import DataConfig, parse_sizes
-from jaxppo.data.chats import Row, is_chat, last_of_user, turns_of
+from jaxppo.data.chats import Row, is_chat, last_user_turn, turns_of
 from jaxppo.data.rows import check_same, load_split
 from jaxppo.errors import DataError
 from jaxppo.planning import prompts
 
 SPLIT = "train"
-MOST_OF_A_SIZE = 200
+MAX_ROWS_PER_SIZE = 200
 """Built-in problems of a size that examples are drawn from: the first ones of the split, built in a second, where the
 whole split takes most of a minute."""
 
@@ -36,20 +36,26 @@ class Examples(NamedTuple):
     seed: int
     pool: Mapping[Key, Sequence[Row]]
 
-    def of(self, row: Row) -> list[Row]:
+    def draw(self, row: Row) -> list[Row]:
         """Return the examples of a row: other problems, always the same for this seed, this id and this pool.
 
         Raises:
             DataError: there are too few.
         """
-        rows = self.pool.get(_key(row), ())
-        drawn = random.Random(f"{self.seed}/{row['id']}").sample(rows, min(self.n_shots + 1, len(rows)))
-        others = [example for example in drawn if _problem(example) != _problem(row)][: self.n_shots]
-        if len(others) < self.n_shots:
-            like = ", ".join(f"{name} {row[name]}" for name in _SHARED if name in row)
-            expected = f"{self.n_shots} other solved rows{f' of {like}' if like else ''} in split {SPLIT}"
-            raise DataError(f"n_shots: expected {expected} for row {row['id']}, got {len(others)}")
-        return others
+        pool = self.pool.get(_key(row), ())
+        # One more than is shown, as one of them may be the row itself.
+        candidates = random.Random(f"{self.seed}/{row['id']}").sample(pool, min(self.n_shots + 1, len(pool)))
+        problem = _problem(row)
+        examples = [example for example in candidates if _problem(example) != problem][: self.n_shots]
+        if len(examples) < self.n_shots:
+            shared = ", ".join(f"{name} {row[name]}" for name in _SHARED if name in row)
+            if shared:
+                shared = f" of {shared}"
+            raise DataError(
+                f"n_shots: expected {self.n_shots} other solved rows{shared} in split {SPLIT} for row {row['id']}, got "
+                f"{len(examples)}"
+            )
+        return examples
 
 
 def load_examples(config: DataConfig) -> Examples | None:
@@ -63,17 +69,18 @@ def load_examples(config: DataConfig) -> Examples | None:
         return None
     if config.dataset == "blocksworld":
         sizes = parse_sizes(config.part("sizes", SPLIT) or "")
-        fewer = ",".join(f"{n}:{min(rows, MOST_OF_A_SIZE)}" for n, rows in sizes.items())
+        fewer = ",".join(f"{n}:{min(count, MAX_ROWS_PER_SIZE)}" for n, count in sizes.items())
         config = dataclasses.replace(config, sizes=(*config.sizes, f"{SPLIT}={fewer}"))
     try:
         rows = load_split(config, SPLIT, None, {"prompt": str, "completion": str})
     except DataError as error:
         raise DataError(f"n_shots: expected solved rows in split {SPLIT} for examples, got: {error}") from error
     check_same(config.dataset, SPLIT, rows)
-    pool: dict[Key, dict[str, Row]] = {}
+    rows_by_problem: dict[Key, dict[str, Row]] = {}
     for row in rows:
-        pool.setdefault(_key(row), {}).setdefault(_problem(row), row)
-    return Examples(config.n_shots, config.data_seed, {key: list(of_key.values()) for key, of_key in pool.items()})
+        rows_by_problem.setdefault(_key(row), {}).setdefault(_problem(row), row)
+    pool = {key: list(group.values()) for key, group in rows_by_problem.items()}
+    return Examples(config.n_shots, config.data_seed, pool)
 
 
 def _problem(row: Row) -> str:
@@ -86,12 +93,13 @@ def _key(row: Row) -> Key:
 
 
 def shown_after(row: Row, example: Row) -> Row:
-    """Return a row as it stands behind an example: without the domain, where the example has told the same one."""
+    """Return a row as it is written after an example: without the domain, where the example has shown the same one."""
     text = prompts.prompt_after(example["prompt"], row["prompt"], str(row.get("prompt_style")))
-    if not is_chat(row):
-        return row | {"prompt": text}
-    turns = list(turns_of(row))
-    last = last_of_user(turns)
-    assert last is not None  # a chat without a turn of the user is not read
-    turns[last] = turns[last] | {"content": text}
-    return row | {"prompt": text, "messages": turns}
+    shown = row | {"prompt": text}
+    if is_chat(row):
+        turns = list(turns_of(row))
+        question = last_user_turn(turns)
+        assert question is not None  # a chat without a turn of the user is not read
+        turns[question] = turns[question] | {"content": text}
+        shown["messages"] = turns
+    return shown

@@ -23,15 +23,15 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""ShareGPT's names of roles; others are taken as they are."""
+"""ShareGPT's names of roles; all other names stay as they are."""
 
 
-def usual_form(row: Row, where: str) -> Row:
+def convert_row(row: Row, location: str) -> Row:
     """Return a row of ShareGPT or Alpaca with `messages`, or with `prompt` and `completion`; others as they are.
 
     Args:
         row: as it was read.
-        where: names the row in errors.
+        location: names the row in errors.
 
     Raises:
         DataError: a column of such a row has another type; the message names row and field.
@@ -39,54 +39,60 @@ def usual_form(row: Row, where: str) -> Row:
     if row.get("prompt") is not None or row.get("messages") is not None:
         return row
     if isinstance(row.get("conversations"), list):
-        _tell("conversations is read as messages (ShareGPT)")
+        _warn_once("conversations is read as messages (ShareGPT)")
         turns = row["conversations"]
-        return row | {"messages": [*_system(row, turns), *turns]}
+        return row | {"messages": [*_system_turns(row, turns), *turns]}
     if row.get("instruction") is not None and "output" in row:
-        _tell("instruction and input are read as the prompt, output as the completion (Alpaca)")
-        return _alpaca_row(row, where)
+        _warn_once("instruction and input are read as the prompt, output as the completion (Alpaca)")
+        return _alpaca_row(row, location)
     return row
 
 
-def usual_turn(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+def convert_turn(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a turn with `role` and `content`, where it has ShareGPT's `from` and `value`; others as they are."""
     if "role" in turn or "from" not in turn:
         return turn
-    others = {name: entry for name, entry in turn.items() if name not in ("from", "value")}
     role = turn["from"]
-    return {"role": _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role} | others | _content(turn)
+    # A role that is no text is refused later, by a message that shows it.
+    converted = {"role": _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role}
+    converted |= {name: entry for name, entry in turn.items() if name not in ("from", "value")}
+    if "value" in turn:
+        converted["content"] = turn["value"]
+    return converted
 
 
-def _content(turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {"content": turn["value"]} if "value" in turn else {}
-
-
-def _alpaca_row(row: Row, where: str) -> Row:
+def _alpaca_row(row: Row, location: str) -> Row:
     for name in ("instruction", "input", "output"):
         if not isinstance(row.get(name) or "", str):
-            raise DataError(f"{where}: field '{name}': expected str, got {row[name]!r:.60}")
+            raise DataError(f"{location}: field '{name}': expected str, got {row[name]!r:.60}")
     prompt = "\n\n".join(text for text in (row["instruction"], row.get("input")) if text)
-    answer = {} if row["output"] is None else {"completion": row["output"]}
-    earlier = []
+    history = []
     for pair in row.get("history") or ():
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise DataError(f"{where}: field 'history': expected pairs of question and answer, got {pair!r:.60}")
-        earlier += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    before = [*_system(row, earlier), *earlier]
-    turns = {"messages": [*before, {"role": "user", "content": prompt}]} if before else {}
-    return row | {"prompt": prompt} | answer | turns
+            raise DataError(f"{location}: field 'history': expected pairs of question and answer, got {pair!r:.60}")
+        history.append({"role": "user", "content": pair[0]})
+        history.append({"role": "assistant", "content": pair[1]})
+    converted = row | {"prompt": prompt}
+    if row["output"] is not None:
+        converted["completion"] = row["output"]
+    turns = [*_system_turns(row, history), *history]
+    # A row that is a question alone stays a text, so that models without a chat template can learn from it.
+    if turns:
+        converted["messages"] = [*turns, {"role": "user", "content": prompt}]
+    return converted
 
 
-def _system(row: Row, turns: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the column `system` of a row as its first turn, unless the turns begin with one."""
-    first = usual_turn(turns[0]) if turns and isinstance(turns[0], Mapping) else {}
+def _system_turns(row: Row, turns: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the column `system` of a row as its first turn; nothing where the turns begin with one."""
     system = row.get("system")
-    if not isinstance(system, str) or not system or first.get("role") == "system":
+    if not isinstance(system, str) or not system:
+        return []
+    if turns and isinstance(turns[0], Mapping) and convert_turn(turns[0]).get("role") == "system":
         return []
     return [{"role": "system", "content": system}]
 
 
 @cache
-def _tell(message: str) -> None:
-    """Say once how rows are read."""
+def _warn_once(message: str) -> None:
+    """Say how rows are read, once for all of them."""
     _LOG.warning(f"dataset: {message}")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, length_gaps, longest_shapes, packed, row_order
 from jaxppo.data.chats import Row
+from jaxppo.data.encoding import EncodedRow
 from jaxppo.data.rows import require_problem
-from jaxppo.data.tokens import EncodedRow
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.renamed_rows import numbered_row, pools_of_rows, renamed_row
 from jaxppo.types import Sequences
@@ -19,9 +19,9 @@ class FreshData:
     """Prompts with their reference completions, packed and right-padded to the sizes of the longest of a batch.
 
     Args:
-        encoded_of: from the number of a step to its rows; always the same for a step.
+        encode_step: from the number of a step to its rows; always the same for a step.
         pad_id: of the tokenizer.
-        most_tokens: of a prompt and its completion; None where the model takes any number.
+        max_length: most tokens of a prompt and its completion; None where the model takes any number.
         size_of: from the most tokens of a batch to the size of its arrays.
 
     Attributes:
@@ -31,16 +31,19 @@ class FreshData:
 
     def __init__(
         self,
-        encoded_of: Callable[[int], Sequence[EncodedRow]],
+        encode_step: Callable[[int], Sequence[EncodedRow]],
         pad_id: int,
-        most_tokens: int | None = None,
+        max_length: int | None = None,
         size_of: Callable[[int], int] = lambda longest: bucket(longest, SEQUENCE_BUCKET),
     ):
-        self._encoded_of, self._pad_id, self._size_of = encoded_of, pad_id, size_of
-        self._most_tokens = most_tokens
-        self._first = self._encoded(0)
-        lengths = [row.length for row in self._first]
-        self.longest, self.length_gaps = lengths[-1], length_gaps(lengths)
+        self._encode_step = encode_step
+        self._pad_id = pad_id
+        self._max_length = max_length
+        self._size_of = size_of
+        self._first_rows = self._rows(0)
+        lengths = [row.length for row in self._first_rows]
+        self.longest = lengths[-1]
+        self.length_gaps = length_gaps(lengths)
 
     def batch(self, step: int) -> Sequences:
         """Return the sequences of step `step` (0-based), sorted by length; numpy arrays.
@@ -48,22 +51,24 @@ class FreshData:
         Raises:
             DataError: a row has too many tokens, or as for its source.
         """
-        rows = self._encoded(step)
+        rows = self._rows(step)
         longest = rows[-1].length
-        if self._most_tokens is not None and longest > self._most_tokens:
-            expected = f"rows of at most {self._most_tokens} tokens, which the model has positions for"
-            raise DataError(f"train_split: expected {expected}, got {longest} in step {step + 1}")
+        if self._max_length is not None and longest > self._max_length:
+            raise DataError(
+                f"train_split: expected rows of at most {self._max_length} tokens, which the model has positions for, "
+                f"got {longest} in step {step + 1}"
+            )
         completion_length = self._size_of(max(len(row.completion) for row in rows))
         return packed(rows, self._size_of(longest), completion_length, self._pad_id)
 
     def longest_batch(self) -> Sequences:
         """Return the shapes of the sequences of the first step."""
-        completion_length = bucket(max(len(row.completion) for row in self._first))
-        return longest_shapes(len(self._first), bucket(self.longest), completion_length)
+        completion_length = bucket(max(len(row.completion) for row in self._first_rows))
+        return longest_shapes(len(self._first_rows), bucket(self.longest), completion_length)
 
-    def _encoded(self, step: int) -> list[EncodedRow]:
+    def _rows(self, step: int) -> list[EncodedRow]:
         """Return the rows of a step, sorted by length."""
-        return sorted(self._encoded_of(step), key=lambda row: row.length)
+        return sorted(self._encode_step(step), key=lambda row: row.length)
 
 
 def renamed_in_every_epoch(
@@ -85,17 +90,18 @@ def renamed_in_every_epoch(
         require_problem(row, "augment")
     pools = {} if numbered else pools_of_rows(rows)
 
-    def drawn_anew(row: Row, rng: random.Random) -> Row:
+    def rename(row: Row, rng: random.Random) -> Row:
         if numbered:
             return numbered_row(row, rng)
         return renamed_row(row, pools[row["domain"]], rng, names="names" in augment, order="order" in augment)
 
     def rows_of(step: int) -> list[Row]:
-        places = range(step * batch_size, (step + 1) * batch_size)
-        order = row_order(len(rows), seed, places[0], batch_size).tolist()
-        return [
-            drawn_anew(rows[number], random.Random(f"{seed}/{place // len(rows)}/{number}"))
-            for place, number in zip(places, order, strict=True)
-        ]
+        start = step * batch_size
+        step_rows = []
+        for place, number in enumerate(row_order(len(rows), seed, start, batch_size).tolist(), start):
+            # Random numbers of the row and the epoch: the names do not depend on what was drawn before.
+            rng = random.Random(f"{seed}/{place // len(rows)}/{number}")
+            step_rows.append(rename(rows[number], rng))
+        return step_rows
 
     return rows_of

@@ -15,8 +15,8 @@ import numpy as np
 from jaxppo.data.batches import padded_size, right_padded, row_order
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.chats import plain_row
+from jaxppo.data.encoding import encode_rows
 from jaxppo.data.rows import Row, read_rows
-from jaxppo.data.tokens import encode_rows
 from jaxppo.errors import DataError
 from jaxppo.types import Array
 
@@ -63,19 +63,19 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
     """
     rows = read_rows(dataset, split, {}, configuration)
     for number, row in enumerate(rows):
-        where = f"{dataset}, split {split}, row {number}"
+        location = f"{dataset}, split {split}, row {number}"
         if row.get("messages") is not None:
-            raise DataError(f"{where}: expected prompt, chosen and rejected, got a chat in messages")
+            raise DataError(f"{location}: expected prompt, chosen and rejected, got a chat in messages")
         for side in SIDES:
             if not isinstance(row.get(side), str | list):
                 raise DataError(
-                    f"{where}: field '{side}': expected a text or a list of turns, got {row.get(side)!r:.60}"
+                    f"{location}: field '{side}': expected a text or a list of turns, got {row.get(side)!r:.60}"
                 )
     return rows
 
 
 def encode_pairs(
-    tokenizer: Any, rows: Sequence[Row], max_length: int, where: str, template: ChatTemplate | None = None
+    tokenizer: Any, rows: Sequence[Row], max_length: int, location: str, template: ChatTemplate | None = None
 ) -> Pairs:
     """Tokenize every row as PPO will have it scored, and drop the pairs in which a text is too long.
 
@@ -83,7 +83,7 @@ def encode_pairs(
         tokenizer: with an end of sequence.
         rows: see the top of this module.
         max_length: most tokens of prompt, completion and the token that ends it together.
-        where: names the rows in errors.
+        location: names the rows in errors.
         template: how prompts and turns are read; default: by the tokenizer's chat template, if it has one. Texts
             without a prompt are taken as they are.
 
@@ -91,52 +91,56 @@ def encode_pairs(
         DataError: a prompt or margin is of another type, turns are malformed, a text cannot be encoded, or no pair is
             short enough.
     """
-    template = make_chat_template(tokenizer) if template is None else template
-    margins = [_margin(row, f"{where}, row {i}") for i, row in enumerate(rows)]
-    chosen, rejected = ([_side(row, side, f"{where}, row {i}") for i, row in enumerate(rows)] for side in SIDES)
+    if template is None:
+        template = make_chat_template(tokenizer)
+    locations = [f"{location}, row {number}" for number in range(len(rows))]
+    margins = list(map(_margin, rows, locations))
+    chosen = [_side(row, "chosen", name) for row, name in zip(rows, locations, strict=True)]
+    rejected = [_side(row, "rejected", name) for row, name in zip(rows, locations, strict=True)]
     # Without a prompt a text may be anything, such as a dialogue that is written out: there is no turn to render.
-    is_whole = [row.get("prompt") is None and isinstance(row["chosen"], str) for row in rows]
-    chosen_ids = _encode(tokenizer, chosen, is_whole, template)
-    rejected_ids = _encode(tokenizer, rejected, is_whole, template)
-    pairs = [Pair(*pair) for pair in zip(chosen_ids, rejected_ids, margins, strict=True)]
-    kept = [pair for pair in pairs if max(len(pair.chosen), len(pair.rejected)) <= max_length]
-    if not kept:
-        raise DataError(f"{where}: expected a pair of at most {max_length} tokens, got {len(pairs)} longer ones")
-    return Pairs(kept, len(pairs) - len(kept))
+    is_plain = [row.get("prompt") is None and isinstance(row["chosen"], str) for row in rows]
+    chosen_ids = _encode(tokenizer, chosen, is_plain, template)
+    rejected_ids = _encode(tokenizer, rejected, is_plain, template)
+    pairs = list(map(Pair, chosen_ids, rejected_ids, margins))
+    short_pairs = [pair for pair in pairs if max(len(pair.chosen), len(pair.rejected)) <= max_length]
+    if not short_pairs:
+        raise DataError(f"{location}: expected a pair of at most {max_length} tokens, got {len(pairs)} longer ones")
+    return Pairs(short_pairs, len(pairs) - len(short_pairs))
 
 
-def _side(row: Row, side: str, where: str) -> Row:
+def _side(row: Row, side: str, location: str) -> Row:
     """Return one completion of a row as a row of its own."""
     prompt = row.get("prompt")
     if prompt is not None and not isinstance(prompt, str | list):
-        raise DataError(f"{where}: field 'prompt': expected a text, a list of turns or nothing, got {prompt!r:.60}")
-    named = {"id": where}
-    if prompt is None and isinstance(row[side], list):
-        return plain_row(named | {"messages": row[side]}, f"{where}, {side}")
-    if isinstance(row[side], list) and not isinstance(prompt, list):
+        raise DataError(f"{location}: field 'prompt': expected a text, a list of turns or nothing, got {prompt!r:.60}")
+    turns = row[side]
+    if prompt is None and isinstance(turns, list):
+        return plain_row({"id": location, "messages": turns}, f"{location}, {side}")
+    if isinstance(turns, list) and not isinstance(prompt, list):
         prompt = [{"role": "user", "content": prompt or ""}]
-    return plain_row(named | {"prompt": prompt or "", "completion": row[side]}, f"{where}, {side}")
+    return plain_row({"id": location, "prompt": prompt or "", "completion": turns}, f"{location}, {side}")
 
 
-def _encode(tokenizer: Any, rows: Sequence[Row], is_whole: Sequence[bool], template: ChatTemplate) -> list[list[int]]:
-    """Return the ids of prompt and completion, with the token that ends it."""
+def _encode(tokenizer: Any, rows: Sequence[Row], is_plain: Sequence[bool], template: ChatTemplate) -> list[list[int]]:
+    """Return the ids of prompt and completion, with the token that ends it; plain rows without the template."""
     encoded: dict[int, list[int]] = {}
-    for whole, layout in ((True, None), (False, template)):
-        numbers = [number for number, is_so in enumerate(is_whole) if is_so == whole]
+    for plain, row_template in ((True, None), (False, template)):
+        numbers = [number for number in range(len(rows)) if is_plain[number] == plain]
         if not numbers:
             continue
-        of_layout = [rows[number] for number in numbers]
-        texts = encode_rows(tokenizer, of_layout, template=layout, may_lack_prompt=True)
-        encoded |= {number: text.prompt + text.completion for number, text in zip(numbers, texts, strict=True)}
+        group = [rows[number] for number in numbers]
+        encoded_group = encode_rows(tokenizer, group, template=row_template, may_lack_prompt=True)
+        for number, row in zip(numbers, encoded_group, strict=True):
+            encoded[number] = row.prompt + row.completion
     return [encoded[number] for number in range(len(rows))]
 
 
-def _margin(row: Row, where: str) -> float:
+def _margin(row: Row, location: str) -> float:
     margin = row.get("margin")
     if margin is None:
         return 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise DataError(f"{where}: field 'margin': expected a finite number or nothing, got {margin!r:.60}")
+        raise DataError(f"{location}: field 'margin': expected a finite number or nothing, got {margin!r:.60}")
     return float(margin)
 
 
@@ -151,21 +155,30 @@ class PreferenceData:
     """
 
     def __init__(self, pairs: Sequence[Pair], batch_size: int, seed: int, max_length: int | None = None):
-        self._pairs, self.batch_size, self._seed, self._max_length = pairs, batch_size, seed, max_length
+        self._pairs = pairs
+        self.batch_size = batch_size
+        self._seed = seed
+        self._max_length = max_length
 
     def longest_batch(self) -> PairBatch:
         """Return the shapes of the pairs of a step with the longest row."""
-        longest = max(len(row) for pair in self._pairs for row in (pair.chosen, pair.rejected))
-        rows = self.batch_size, padded_size(longest, self._max_length)
-        ids, lengths = jax.ShapeDtypeStruct(rows, np.int32), jax.ShapeDtypeStruct(rows[:1], np.int32)
-        margins = jax.ShapeDtypeStruct(rows[:1], np.float32)
+        length = self._padded_length(self._pairs)
+        ids = jax.ShapeDtypeStruct((self.batch_size, length), np.int32)
+        lengths = jax.ShapeDtypeStruct((self.batch_size,), np.int32)
+        margins = jax.ShapeDtypeStruct((self.batch_size,), np.float32)
         return PairBatch(ids, lengths, ids, lengths, margins)  # type: ignore[arg-type]
 
     def batch(self, step: int) -> PairBatch:
         """Return the pairs of step `step` (0-based), numpy arrays."""
         order = row_order(len(self._pairs), self._seed, step * self.batch_size, self.batch_size)
         pairs = [self._pairs[i] for i in order]
-        longest = max(len(row) for pair in pairs for row in (pair.chosen, pair.rejected))
-        length = padded_size(longest, self._max_length)
-        chosen, rejected = (right_padded([pair[side] for pair in pairs], length) for side in (0, 1))
-        return PairBatch(*chosen, *rejected, np.array([pair.margin for pair in pairs], np.float32))  # type: ignore[arg-type]
+        length = self._padded_length(pairs)
+        chosen = right_padded([pair.chosen for pair in pairs], length)
+        rejected = right_padded([pair.rejected for pair in pairs], length)
+        margins = np.array([pair.margin for pair in pairs], np.float32)
+        return PairBatch(*chosen, *rejected, margins)  # type: ignore[arg-type]
+
+    def _padded_length(self, pairs: Sequence[Pair]) -> int:
+        """Return the length of both texts of all pairs: they go through the model as one batch."""
+        longest = max(max(len(pair.chosen), len(pair.rejected)) for pair in pairs)
+        return padded_size(longest, self._max_length)

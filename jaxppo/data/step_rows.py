@@ -6,9 +6,10 @@ from typing import Any
 from jaxppo.config import DataConfig
 from jaxppo.data.batches import bucket, length_gaps, padded_size, prompt_batch
 from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.encoding import encode_prompts, encode_rows
+from jaxppo.data.overlong import LimitedRows, RowLimit, fitting_rows, limited_rows
 from jaxppo.data.rows import Row, column_names
 from jaxppo.data.streaming import RowStream
-from jaxppo.data.tokens import LimitedRows, RowLimit, encode_prompts, encode_rows, fitting_rows, limited_rows
 from jaxppo.errors import DataError
 from jaxppo.types import Batch, Curriculum
 
@@ -18,16 +19,16 @@ Select = Callable[[Sequence[Row]], LimitedRows]
 def select_supervised(
     tokenizer: Any, config: DataConfig, template: ChatTemplate, limit: RowLimit | None, *, assistant_only: bool = False
 ) -> Select:
-    """Return what makes `EncodedRow`s of rows, as `SupervisedData` does.
+    """Return the function from rows to `EncodedRow`s, as `SupervisedData` has them.
 
     Args:
         tokenizer: of the model.
         config: limits of prompts.
-        template: how prompts stand in front of the model.
+        template: how the model gets the texts of a row.
         limit: what becomes of long rows; None: they stay.
         assistant_only: see `encode_rows`.
     """
-    # A long prompt is part of a long row.
+    # A prompt that is too long is part of a row that is too long, which the limit is for.
     longest = config.longest_prompt if limit is None else None
 
     def select(rows: Sequence[Row]) -> LimitedRows:
@@ -41,12 +42,12 @@ def select_supervised(
 
 
 def select_prompts(tokenizer: Any, config: DataConfig, template: ChatTemplate, longest: int) -> Select:
-    """Return what makes of rows pairs of a row and the token ids of its prompt, as `PromptData` does.
+    """Return the function from rows to pairs of a row and the token ids of its prompt, as `PromptData` has them.
 
     Args:
         tokenizer: of the model.
         config: whether long prompts are left out.
-        template: how prompts stand in front of the model.
+        template: how the model gets the texts of a row.
         longest: most tokens of a prompt.
     """
 
@@ -60,25 +61,34 @@ def select_prompts(tokenizer: Any, config: DataConfig, template: ChatTemplate, l
 
 
 def _fitting(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> Sequence[Row]:
-    """Return the rows whose prompts are no longer than `filter_overlong_prompts` lets them be."""
-    return fitting_rows(tokenizer, rows, config, template)[0] if config.filter_overlong_prompts else rows
+    """Return the rows without those that `filter_overlong_prompts` leaves out."""
+    if not config.filter_overlong_prompts:
+        return rows
+    fitting, _ = fitting_rows(tokenizer, rows, config, template)
+    return fitting
 
 
 class StepRows:
     """The rows that the steps of a run learn from; steps come in order, and the last two can be asked for again.
 
+    Rows that are too long are left out when they are drawn, so that the number of rows a step has read is not known
+    before. That is why the state of the stream is kept for each step, and why a step cannot be asked for at random.
+
     Args:
         stream: of rows.
         batch_size: rows of a step.
         select: what is learned from of the rows that are drawn; others take the place of those left out.
-        warn: told once that there are rows that are too long.
+        warn: called once when there are rows that are too long.
 
     Attributes:
         stream: of rows.
     """
 
     def __init__(self, stream: RowStream, batch_size: int, select: Select, warn: Callable[[str], None]):
-        self.stream, self._batch_size, self._select, self._warn = stream, batch_size, select, warn
+        self.stream = stream
+        self._batch_size = batch_size
+        self._select = select
+        self._warn = warn
         self._rows: dict[int, list[Any]] = {}
         self._counts = {"read": 0, "overlong": 0, "left_out": 0}
         self._first_state = self._state()
@@ -91,13 +101,14 @@ class StepRows:
             DataError: a row is malformed or too long, or cannot be read; or there is none that is not left out.
         """
         if step not in self._rows:
-            if step != max(self._states):
-                raise ValueError(f"step: expected {max(self._states)}, the next one, got {step}")
+            next_step = max(self._states)
+            if step != next_step:
+                raise ValueError(f"step: expected {next_step}, the next one, got {step}")
             self._rows[step] = self._draw()
             self._states[step + 1] = self._state()
-            # A checkpoint is of the step before at the earliest, also where the next batch is sampled ahead.
-            self._rows = {number: rows for number, rows in self._rows.items() if number >= step - 1}
-            self._states = {number: state for number, state in self._states.items() if number >= step - 1}
+            # Where the next batch is sampled ahead, a checkpoint is of the step before this one; never of an older one.
+            self._rows.pop(step - 2, None)
+            self._states.pop(step - 2, None)
         return self._rows[step]
 
     def epoch(self, step: int) -> float:
@@ -124,29 +135,35 @@ class StepRows:
 
     def describe(self) -> str:
         """Say how many rows were read so far, and what became of those that are too long."""
-        read, overlong, left_out = self._counts.values()
-        text = f"{read} rows of {self.stream.name} read, over {self.stream.epoch} whole passes"
-        return f"{text}; {overlong} too long: {overlong - left_out} cut, {left_out} left out" if overlong else text
+        counts = self._counts
+        text = f"{counts['read']} rows of {self.stream.name} read, over {self.stream.epoch} whole passes"
+        if counts["overlong"]:
+            num_cut = counts["overlong"] - counts["left_out"]
+            text += f"; {counts['overlong']} too long: {num_cut} cut, {counts['left_out']} left out"
+        return text
 
     def _state(self) -> dict[str, Any]:
         return {"name": self.stream.name, "stream": self.stream.state_dict(), "counts": dict(self._counts)}
 
     def _draw(self) -> list[Any]:
         rows: list[Any] = []
-        epoch = self.stream.epoch
+        first_epoch = self.stream.epoch
+        counts = self._counts
         while len(rows) < self._batch_size:
-            wanted = self._batch_size - len(rows)
-            drawn = self.stream.draw(wanted)
-            selected = self._select(drawn)
-            if selected.overlong and not self._counts["overlong"]:
+            num_missing = self._batch_size - len(rows)
+            selected = self._select(self.stream.draw(num_missing))
+            if selected.overlong and not counts["overlong"]:
                 self._warn(f"{self.stream.name}: there are rows that are too long; they are counted")
-            self._counts["read"] += wanted
-            self._counts["overlong"] += selected.overlong
-            self._counts["left_out"] += selected.left_out
+            counts["read"] += num_missing
+            counts["overlong"] += selected.overlong
+            counts["left_out"] += selected.left_out
             rows += selected.rows
-            if not rows and self.stream.epoch > epoch + 1:
-                got = f"none in a whole pass, {self._counts['left_out']} of them too long"
-                raise DataError(f"{self.stream.name}: expected a row that is not left out, got {got}")
+            # Two epochs on, a whole pass is over. Without this, rows that are all too long would be read for ever.
+            if not rows and self.stream.epoch > first_epoch + 1:
+                raise DataError(
+                    f"{self.stream.name}: expected a row that is not left out, got none in a whole pass, "
+                    f"{counts['left_out']} of them too long"
+                )
         return rows
 
 
@@ -170,20 +187,26 @@ class StreamedPrompts:
     num_rows = None
 
     def __init__(self, step_rows: StepRows, batch_size: int, seed: int, max_prompt_length: int, pad_id: int):
-        self.step_rows, self.batch_size, self.seed, self._pad_id = step_rows, batch_size, seed, pad_id
-        self.longest, self.prompt_length = max_prompt_length, bucket(max_prompt_length)
+        self.step_rows = step_rows
+        self.batch_size = batch_size
+        self.seed = seed
+        self.longest = max_prompt_length
+        self.prompt_length = bucket(max_prompt_length)
+        self._pad_id = pad_id
         pairs = step_rows(0)
         self.length_gaps = length_gaps([len(ids) for _, ids in pairs])
         self.columns = column_names([*(row for row, _ in pairs), *step_rows.stream.block])
 
-    def batch(self, step: int, drawn: Curriculum | None = None) -> Batch:
+    def batch(self, step: int, curriculum: Curriculum | None = None) -> Batch:
         """Return the batch of update `step` (0-based), padded to one of few sizes; no curriculum draws the rows."""
-        del drawn
+        del curriculum
         pairs = self.step_rows(step)
-        rows, encoded = [row for row, _ in pairs], [ids for _, ids in pairs]
+        rows = [row for row, _ in pairs]
+        encoded = [ids for _, ids in pairs]
         length = padded_size(max(map(len, encoded)), self.prompt_length)
-        columns = dict.fromkeys([*self.columns, *column_names(rows)])
-        return prompt_batch(rows, encoded, list(columns), length, self._pad_id)
+        # Later rows may have columns that the first ones lack.
+        columns = list(dict.fromkeys([*self.columns, *column_names(rows)]))
+        return prompt_batch(rows, encoded, columns, length, self._pad_id)
 
     def epoch(self, step: int) -> float:
         """Return how many whole passes over the rows are done before a step."""

@@ -37,23 +37,32 @@ def stop_table(tokenizer: Any, stop_strings: tuple[str, ...], num_ids: int) -> n
     for string in stop_strings:
         for ids in token_ids(tokenizer, [string], "stop_strings"):
             if any(REPLACEMENT in text_after(tokenizer, token_id) for token_id in ids):
-                expected = "characters that are not cut into bytes by the model's tokenizer"
-                raise ConfigError(f"stop_strings: expected {expected}, got {string!r}")
-    beginnings = dict.fromkeys(string[:end] for string in stop_strings for end in range(len(string)))
-    numbers = {beginning: number for number, beginning in enumerate(beginnings)}
-    longest = max(map(len, beginnings))
+                raise ConfigError(
+                    "stop_strings: expected characters that are not cut into bytes by the model's tokenizer, got "
+                    f"{string!r}"
+                )
+    # The states: every beginning of a stop string, the empty one first, so that it is state 0.
+    states: dict[str, int] = {}
+    for string in stop_strings:
+        for end in range(len(string)):
+            states.setdefault(string[:end], len(states))
+    longest = max(map(len, states))
     pieces = [text_after(tokenizer, token_id) for token_id in range(num_ids)]
 
     def state_after(text: str) -> int:
         if any(string in text for string in stop_strings):
-            return len(numbers)
-        ends = (text[len(text) - length :] for length in range(min(longest, len(text)), -1, -1))
-        return next(numbers[end] for end in ends if end in numbers)
+            return len(states)
+        # The longest state that the text ends with; the empty one is an end of every text.
+        start = max(len(text) - longest, 0)
+        while text[start:] not in states:
+            start += 1
+        return states[text[start:]]
 
-    table = np.empty((len(numbers), num_ids), np.int32)
-    for beginning, number in numbers.items():
-        states = {piece: state_after(beginning + piece) for piece in set(pieces)}
-        table[number] = [states[piece] for piece in pieces]
+    table = np.empty((len(states), num_ids), np.int32)
+    for beginning, state in states.items():
+        # Many tokens add the same text, such as bytes that are no character, so each text is looked up once.
+        next_states = {piece: state_after(beginning + piece) for piece in set(pieces)}
+        table[state] = [next_states[piece] for piece in pieces]
     return table
 
 

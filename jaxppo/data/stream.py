@@ -1,11 +1,11 @@
-"""Streams as data sets: splits that are drawn once and kept in the cache, beside the endless one for training."""
+"""Streams as data sets: splits that are generated once and cached, beside the endless one for training."""
 
 import json
 from collections.abc import Collection
 from dataclasses import asdict, replace
 
 from jaxppo.config import SPLITS, DataConfig
-from jaxppo.data.builtin import Drawn
+from jaxppo.data.builtin import GeneratedSplit
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets.config import parse_lengths
 from jaxppo.planning.datasets.stream import Stream, distinct_rows
@@ -15,18 +15,21 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
     """Return the stream that a split draws from.
 
     Raises:
-        ConfigError: unknown domains, or sizes or lengths that there are not.
+        ConfigError: unknown domains, or sizes or lengths that no domain has.
         DataError: an unknown split.
     """
     lengths = config.lengths_of(split)
     if lengths is None or split not in SPLITS:
-        expected = f"one of {', '.join(SPLITS)} for a stream"
-        raise DataError(f"train_split, eval_splits: expected {expected}, got {split!r}")
-    # One partition of problems, which the lengths of their plans keep apart.
-    short, long = (parse_lengths(config.lengths_of(name) or "", "stream_lengths") for name in ("test", "test_longer"))
-    if long[0] <= short[-1]:
-        expected = f"test_longer above train ({config.lengths_of('train')})"
-        raise ConfigError(f"stream_lengths: expected {expected}, got {config.lengths_of('test_longer')}")
+        raise DataError(f"train_split, eval_splits: expected one of {', '.join(SPLITS)} for a stream, got {split!r}")
+    # A problem's form decides its partition. `test` and `test_longer` draw from the same one, so that the lengths of
+    # their plans have to keep them apart.
+    test_lengths = parse_lengths(config.lengths_of("test") or "", "stream_lengths")
+    longer_lengths = parse_lengths(config.lengths_of("test_longer") or "", "stream_lengths")
+    if longer_lengths[0] <= test_lengths[-1]:
+        raise ConfigError(
+            f"stream_lengths: expected test_longer above train ({config.lengths_of('train')}), got "
+            f"{config.lengths_of('test_longer')}"
+        )
     stream = Stream(
         split=split,
         domains=config.stream_domains or (),
@@ -43,7 +46,7 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
     return stream
 
 
-def drawn_stream(config: DataConfig, split: str) -> Drawn:
+def stream_split(config: DataConfig, split: str) -> GeneratedSplit:
     """Return a finite split of a stream: different problems, as many of each domain.
 
     Raises:
@@ -51,8 +54,10 @@ def drawn_stream(config: DataConfig, split: str) -> Drawn:
     """
     count = config.rows_of(split)
     if count is None:
-        expected = "a number of problems of split train, which is endless for sft alone"
-        raise DataError(f"stream_rows: expected {expected}, got none")
-    stream = replace(stream_of(config, split), problems=None)  # each of them once
+        raise DataError(
+            "stream_rows: expected a number of problems of split train, which is endless for sft alone, got none"
+        )
+    # A limited number of problems comes again and again where `sft` trains on them; a split has each of them once.
+    stream = replace(stream_of(config, split), problems=None)
     request = json.loads(json.dumps(asdict(stream) | {"rows": count}))
-    return Drawn("stream", split, request, lambda: distinct_rows(stream, count))
+    return GeneratedSplit("stream", split, request, lambda: distinct_rows(stream, count))

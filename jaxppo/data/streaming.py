@@ -12,25 +12,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxppo.config import DataConfig, StreamingConfig
-from jaxppo.data.rows import (
-    PROMPT_ONLY,
-    Row,
-    RowReader,
-    check_same,
-    find_dataset,
-    hugging_face_table,
-)
+from jaxppo.data.dataset_source import find_dataset, library_table
+from jaxppo.data.rows import PROMPT_ONLY, Row, RowReader, check_same
 from jaxppo.errors import DataError, first_line
 from jaxppo.planning.datasets import files as dataset_files
 
 # --- parts of a split, each read from its beginning or from where a checkpoint says
 
 
-class Part(Protocol):
+class SplitPart(Protocol):
     """A part of a split that is being read."""
 
     def __iter__(self) -> Iterator[tuple[Row, str, int]]:
-        """Yield the rows that are left: the row, what names it in errors, and its number in the part."""
+        """Yield the rows that are left: the row, its name in errors, and its number in the part."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,7 +32,7 @@ class Part(Protocol):
         ...
 
 
-class _File:
+class _FilePart:
     """The file of a split in a folder."""
 
     def __init__(self, name: str, split: str, state: dict[str, Any]):
@@ -46,47 +40,53 @@ class _File:
         self._rows = dataset_files.iterate_split(name, split, self._count)
 
     def __iter__(self) -> Iterator[tuple[Row, str, int]]:
-        for row, where in self._rows:
+        for row, location in self._rows:
+            # Before the row is given away: the reader stops in the middle, and asks for the state then.
             self._count += 1
-            yield row, where, self._count - 1
+            yield row, location, self._count - 1
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._count}
 
 
-class _Shard:
+class _ShardPart:
     """A shard of what the `datasets` library streams."""
 
-    def __init__(self, shard: Any, where: str, state: dict[str, Any]):
-        self._shard, self._where, self._count = shard, where, state.get("rows", 0)
+    def __init__(self, shard: Any, location: str, state: dict[str, Any]):
+        self._shard = shard
+        self._location = location
+        self._count = state.get("rows", 0)
         if state:
+            # A copy, as the block keeps this state, and saves it again with each row that is drawn.
             shard.load_state_dict(copy.deepcopy(state["dataset"]))
 
     def __iter__(self) -> Iterator[tuple[Row, str, int]]:
         rows = iter(self._shard)
         while True:
+            location = f"{self._location}, row {self._count}"
             try:
                 row = next(rows, None)
             except Exception as error:  # whatever the many readers and the hub raise
-                got = f"{type(error).__name__}: {first_line(error)}"
-                raise DataError(f"{self._where}, row {self._count}: expected a row, got {got}") from error
+                raise DataError(
+                    f"{location}: expected a row, got {type(error).__name__}: {first_line(error)}"
+                ) from error
             if row is None:
                 return
             self._count += 1
-            yield row, f"{self._where}, row {self._count - 1}", self._count - 1
+            yield row, location, self._count - 1
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self._count, "dataset": self._shard.state_dict()}
 
 
-class Parts(NamedTuple):
+class SplitParts(NamedTuple):
     """The parts of a split."""
 
     num_parts: int
-    open: Callable[[int, dict[str, Any]], Part]  # number of a part, and its state; {}: from its beginning
+    open: Callable[[int, dict[str, Any]], SplitPart]  # number of a part, and its state; {}: from its beginning
 
 
-def find_parts(config: DataConfig, split: str) -> Parts:
+def find_parts(config: DataConfig, split: str) -> SplitParts:
     """Find what a split is streamed from: a file of a folder, or the shards of the `datasets` library.
 
     Raises:
@@ -94,15 +94,17 @@ def find_parts(config: DataConfig, split: str) -> Parts:
     """
     name, is_read_here = find_dataset(config.dataset, split, config.dataset_config)
     if is_read_here:
-        return Parts(1, lambda _, state: _File(name, split, state))
-    table = hugging_face_table(name, split, config.dataset_config, streaming=True)
-    count = table.num_shards
+        return SplitParts(1, lambda _, state: _FilePart(name, split, state))
+    table = library_table(name, split, config.dataset_config, streaming=True)
+    num_parts = table.num_shards
 
-    def shard(number: int, state: dict[str, Any]) -> Part:
-        where = f"{name}, split {split}" + ("" if count == 1 else f", part {number}")
-        return _Shard(table.shard(count, number), where, state)
+    def open_shard(number: int, state: dict[str, Any]) -> SplitPart:
+        location = f"{name}, split {split}"
+        if num_parts > 1:
+            location += f", part {number}"
+        return _ShardPart(table.shard(num_parts, number), location, state)
 
-    return Parts(count, shard)
+    return SplitParts(num_parts, open_shard)
 
 
 # --- their rows, shuffled
@@ -114,10 +116,14 @@ class RowStream:
     An epoch goes through the parts in an order drawn anew, and its rows come in blocks that are shuffled. Where a block
     does not hold the whole split, the first block of later epochs is shorter, by chance, so that other rows meet.
 
+    A block is a function of where it begins: epoch, number of the block, its size, and the part with its state. That
+    place and the number of rows that were drawn are the whole state of a stream. To resume is to read the block again,
+    which costs at most `buffer_size` rows, and needs no copy of rows in a checkpoint.
+
     Args:
         name: of data set and split, for errors.
         parts: of the split.
-        reader: from a row as it was read, what names it in errors, and its number, to a row; None: it is left out.
+        reader: from a row as it was read, its name in errors, and its number, to a row; None: it is left out.
         seed: of the order.
         buffer_size: rows of a block.
 
@@ -128,14 +134,16 @@ class RowStream:
     def __init__(
         self,
         name: str,
-        parts: Parts,
+        parts: SplitParts,
         reader: Callable[[Row, str, int | str], Row | None],
         seed: int,
         buffer_size: int,
     ):
         self.name = name
-        self._parts, self._reader, self._seed, self._buffer_size = parts, reader, seed, buffer_size
-        self._reading: tuple[Part, Iterator[tuple[Row, str, int]]] | None = None  # the part behind the block
+        self._parts = parts
+        self._reader = reader
+        self._seed = seed
+        self._buffer_size = buffer_size
         self.load_state_dict(None)
 
     @property
@@ -156,75 +164,86 @@ class RowStream:
         """
         rows = []
         for _ in range(count):
-            if self._drawn == len(self._block):
+            if self._num_drawn == len(self._block):
                 self._next_block()
-            row = self._reader(*self._block[self._drawn])
-            self._drawn += 1
+            row = self._reader(*self._block[self._num_drawn])
+            self._num_drawn += 1
             if row is not None:
                 rows.append(row)
         return rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the next row, as JSON keeps it."""
-        return {"begin": self._begin, "drawn": self._drawn}
+        return {"begin": self._begin, "drawn": self._num_drawn}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Go to a place; None: to the first row."""
-        self._reading = None
-        self._read_block(_begin(0, self._buffer_size) if state is None else state["begin"])
-        # A block that is read again is shorter where the data have changed.
-        self._drawn = 0 if state is None else min(state["drawn"], len(self._block))
+        # The part that rows after the block are read from; None: to be opened.
+        self._reading: tuple[SplitPart, Iterator[tuple[Row, str, int]]] | None = None
+        if state is None:
+            self._read_block(_first_block(0, self._buffer_size))
+        else:
+            self._read_block(state["begin"])
+            # A block that is read again is shorter where the data have changed.
+            self._num_drawn = min(state["drawn"], len(self._block))
 
     def _next_block(self) -> None:
-        """Read the block behind this one, of the next epoch where this one is over."""
-        begin, fits = self._begin, self._begin["fits"]
+        """Read the block after this one, of the next epoch where this one is over."""
+        begin = self._begin
         if self._end["part"] < self._parts.num_parts:
             self._read_block({**begin, **self._end, "block": begin["block"] + 1, "size": self._buffer_size})
             if self._block:
                 return
+            # The last block ended with the last row of the last part, which nobody can know before.
+        epoch = begin["epoch"] + 1
+        fits = begin["fits"]
         if fits is None:
             fits = begin["block"] == 0
-        epoch, size = begin["epoch"] + 1, self._buffer_size
+        size = self._buffer_size
         if not fits:
             size = int(np.random.default_rng((self._seed, epoch)).integers(1, self._buffer_size, endpoint=True))
         self._reading = None
-        self._read_block(_begin(epoch, size, fits))
+        self._read_block(_first_block(epoch, size, fits))
 
     def _read_block(self, begin: dict[str, Any]) -> None:
         """Read and shuffle the block that begins at a place; it has no rows where the epoch is over there."""
-        epoch, place, state = begin["epoch"], begin["part"], begin["part_state"]
-        order = np.random.default_rng((self._seed, epoch, 0)).permutation(self._parts.num_parts)
+        epoch = begin["epoch"]
+        size = begin["size"]
+        place = begin["part"]
+        state = begin["part_state"]
+        num_parts = self._parts.num_parts
+        order = np.random.default_rng((self._seed, epoch, 0)).permutation(num_parts)
+        # The rows of the last block go first, so that no more than one block is in memory.
         self._block = block = []
-        while True:
+        while place < num_parts and len(block) < size:
             number = int(order[place])
             if self._reading is None:
                 part = self._parts.open(number, state)
-                self._reading = part, iter(part)
-            part, rows = self._reading
-            for row, where, count in itertools.islice(rows, begin["size"] - len(block)):
-                block.append((row, where, count if self._parts.num_parts == 1 else f"{number}-{count}"))
-            if len(block) == begin["size"]:
-                self._end = {"part": place, "part_state": part.state_dict()}
-                break
-            place, state, self._reading = place + 1, {}, None
-            if place == self._parts.num_parts:
-                self._end = {"part": place, "part_state": {}}
-                break
+                self._reading = (part, iter(part))
+            for row, location, row_number in itertools.islice(self._reading[1], size - len(block)):
+                block.append((row, location, row_number if num_parts == 1 else f"{number}-{row_number}"))
+            if len(block) < size:
+                # The part is over; the next one is read from its beginning.
+                place += 1
+                state = {}
+                self._reading = None
         if not block and begin["block"] == 0:
             raise DataError(f"{self.name}: expected at least one row, got none")
-        shuffled = np.random.default_rng((self._seed, epoch, 1, begin["block"])).permutation(len(block))
+        self._end = {"part": place, "part_state": {} if self._reading is None else self._reading[0].state_dict()}
         if self._buffer_size > 1:
-            self._block = [block[place] for place in shuffled]
-        self._begin, self._drawn = begin, 0
+            shuffled = np.random.default_rng((self._seed, epoch, 1, begin["block"])).permutation(len(block))
+            self._block = [block[index] for index in shuffled]
+        self._begin = begin
+        self._num_drawn = 0
 
 
-def _begin(epoch: int, size: int, fits: bool | None = None) -> dict[str, Any]:
+def _first_block(epoch: int, size: int, fits: bool | None = None) -> dict[str, Any]:
     """Return where the first block of an epoch begins.
 
     Args:
         epoch: its number.
         size: rows of the block, if there are as many.
-        fits: whether a block holds all rows, once that is known.
+        fits: whether a block holds all rows; None: not found yet, in the first epoch.
     """
     return {"epoch": epoch, "block": 0, "size": size, "part": 0, "part_state": {}, "fits": fits}
 

@@ -1,4 +1,4 @@
-"""Conversations about a row: its prompt, answers of a model, and what was said about each of them."""
+"""Conversations about a row: its prompt, answers of a model, and the feedback to each of them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from jaxppo.data.tokens import token_ids
 
 
 class Turn(NamedTuple):
-    """An answer, and what was said about it."""
+    """An answer, and the feedback to it."""
 
     completion: str
     ids: list[int]  # of the completion, without the token that ends it
-    said: str
+    feedback: str
 
 
 def encode_turns(row: Row, prompt_ids: Sequence[int], turns: Sequence[Turn], template: ChatTemplate) -> list[int]:
     """Return the token ids of a conversation, up to where the next answer begins.
 
-    By a chat template, answers are turns of the assistant, and what was said about them is the user's. Elsewhere the
-    tokens follow those of the prompt, the answers' as they were sampled.
+    With a chat template, answers are turns of the assistant, and feedback is the user's. Without one the tokens follow
+    those of the prompt, the answers' as they were sampled.
 
     Args:
         row: what it is about.
@@ -31,11 +31,17 @@ def encode_turns(row: Row, prompt_ids: Sequence[int], turns: Sequence[Turn], tem
     if not turns:
         return list(prompt_ids)
     if not template.templated:
-        said = token_ids(template.tokenizer, [turn.said for turn in turns], f"what is said about row {row['id']}")
-        return [*prompt_ids, *(i for turn, more in zip(turns, said, strict=True) for i in (*turn.ids, *more))]
+        texts = [turn.feedback for turn in turns]
+        feedback = token_ids(template.tokenizer, texts, f"feedback to row {row['id']}")
+        ids = list(prompt_ids)
+        # Answers are not tokenized again: other tokens than the sampled ones may make the same text.
+        for turn, feedback_ids in zip(turns, feedback, strict=True):
+            ids += turn.ids
+            ids += feedback_ids
+        return ids
     messages = list(turns_of(row))
     for turn in turns:
         messages.append({"role": "assistant", "content": turn.completion})
-        messages.append({"role": "user", "content": turn.said.strip()})
+        messages.append({"role": "user", "content": turn.feedback.strip()})
     text = template.prompt_text(row | {"prompt": messages[-1]["content"], "messages": messages})
     return token_ids(template.tokenizer, [text], f"conversation about row {row['id']}")[0]

@@ -35,10 +35,11 @@ def words_of_dataset(config: DataConfig) -> list[str]:
     path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
     if path.is_file():
         return [*_read_words(path), *numbers]
-    splits = dict.fromkeys((config.train_split, *config.eval_splits))
-    rows = [row for split in splits for row in load_split(config, split, None)]
-    texts = (row[column] for row in rows for column in ("prompt", "completion") if row.get(column))
-    return prompts.words_of((*texts, *numbers))
+    texts = list(numbers)
+    for split in dict.fromkeys((config.train_split, *config.eval_splits)):
+        for row in load_split(config, split, None):
+            texts += [row["prompt"], row.get("completion") or ""]
+    return prompts.words_of(texts)
 
 
 def _read_words(path: Path) -> list[str]:
@@ -63,13 +64,15 @@ def word_tokenizer(words: Sequence[str] | None = None) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = sorted({*prompts.SPECIAL_WORDS, *(words_of_dataset(DataConfig()) if words is None else words)})
+    if words is None:
+        words = words_of_dataset(DataConfig())
+    vocabulary = sorted({*prompts.SPECIAL_WORDS, *words})
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}))
-    at_blanks = pre_tokenizers.WhitespaceSplit()
-    at_marks = pre_tokenizers.Split(Regex(f"[{prompts.PUNCTUATION}]"), "isolated")
+    tokenizer.pre_tokenizer = at_blanks = pre_tokenizers.WhitespaceSplit()
     # The style `atoms` has blanks around its only mark, `;`.
-    has_marks = not set(prompts.PUNCTUATION).isdisjoint(set(vocabulary) - {";"})
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([at_blanks, at_marks]) if has_marks else at_blanks
+    if set(prompts.PUNCTUATION) & (set(vocabulary) - {";"}):
+        at_marks = pre_tokenizers.Split(Regex(f"[{prompts.PUNCTUATION}]"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([at_blanks, at_marks])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left", model_max_length=2048
     )

@@ -76,7 +76,7 @@ def repair_plans(
         judged = judge_rows([rows[i] for i in waiting], predictions, scoring)
         for i, completion, row in zip(waiting, completions, judged, strict=True):
             turn = _turn(row.row, completion, row.predictions[0], config.repair_with)
-            said = "" if turn is None else turn.said
+            said = "" if turn is None else turn.feedback
             attempts[i].append(Attempt(row.predictions[0], len(given[i]), len(completion.ids), said))
             turns[i] += [] if turn is None else [turn]
         waiting = [i for i in waiting if not attempts[i][-1].is_valid]

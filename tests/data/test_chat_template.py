@@ -5,7 +5,7 @@ import pytest
 from jaxppo import data
 from jaxppo.config import DataConfig
 from jaxppo.data import ChatTemplate, make_chat_template
-from jaxppo.data.tokens import encode_completions
+from jaxppo.data.encoding import encode_completions
 from jaxppo.errors import ConfigError, DataError
 from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
 

@@ -27,15 +27,15 @@ def plain(number):
 
 def test_examples_depend_on_nothing_but_the_seed_and_the_id():
     rows = data.load_split(SMALL, "rl")
-    chosen = {row["id"]: [example["id"] for example in load_examples(SMALL).of(row)] for row in rows}
+    chosen = {row["id"]: [example["id"] for example in load_examples(SMALL).draw(row)] for row in rows}
     again = load_examples(dataclasses.replace(SMALL))
     for row in reversed(rows):
-        assert [example["id"] for example in again.of({**row, "split": "other"})] == chosen[row["id"]]
+        assert [example["id"] for example in again.draw({**row, "split": "other"})] == chosen[row["id"]]
     assert len({tuple(ids) for ids in chosen.values()}) > 1  # not the same ones for every row
     assert all(len(set(ids)) == 2 and all("-train-" in name for name in ids) for ids in chosen.values())
     pool = load_examples(SMALL)
     other = pool._replace(seed=1)
-    assert any([e["id"] for e in other.of(row)] != chosen[row["id"]] for row in rows)
+    assert any([e["id"] for e in other.draw(row)] != chosen[row["id"]] for row in rows)
 
 
 def test_examples_are_other_problems_of_the_same_domain_and_prompt_style(tmp_path):
@@ -43,7 +43,7 @@ def test_examples_are_other_problems_of_the_same_domain_and_prompt_style(tmp_pat
     rows += [rows[1] | {"id": "twin"}]
     examples = load_examples(text_split(tmp_path, rows))
     for row in rows:
-        shown = examples.of(row)
+        shown = examples.draw(row)
         for example in shown:
             assert (example["domain"], example["prompt_style"]) == (row["domain"], row["prompt_style"])
         prompts = [example["prompt"] for example in shown]
@@ -57,7 +57,7 @@ def test_examples_are_other_problems_of_the_same_domain_and_prompt_style(tmp_pat
     config = text_split(tmp_path, [chat(number) for number in (1, 2, 3)])
     rows = data.load_split(config, "train", None)
     for row in rows:
-        shown = {example["id"] for example in load_examples(config).of(row)}
+        shown = {example["id"] for example in load_examples(config).draw(row)}
         assert shown == {other["id"] for other in rows} - {row["id"]}
 
 
@@ -75,7 +75,7 @@ def test_too_few_examples_rows_without_completion_and_a_missing_split_are_one_er
 
 def test_processes_compare_what_they_draw_examples_from_of_which_few_are_built(tmp_path, monkeypatch):
     """The first ones of every size: rows of the split `train`, whatever its length."""
-    monkeypatch.setattr(few_shot, "MOST_OF_A_SIZE", 4)
+    monkeypatch.setattr(few_shot, "MAX_ROWS_PER_SIZE", 4)
     pool = load_examples(SMALL).pool[("blocksworld", "atoms")]
     whole = build_split("train", sizes={3: 6, 4: 6}, seed=0, unique=False)
     assert list(pool) == [row for row in whole if int(row["id"][-5:]) < 4]
@@ -89,13 +89,13 @@ def test_processes_compare_what_they_draw_examples_from_of_which_few_are_built(t
 def test_without_a_template_prompt_plan_and_end_of_text_stand_one_after_the_other(rows, tokenizer, tmp_path):
     plain_rows = [plain(n) for n in range(4)]
     template = data.make_chat_template(chat_tokenizer(None), text_split(tmp_path, plain_rows))
-    first, second = template.examples.of(plain_rows[0])
+    first, second = template.examples.draw(plain_rows[0])
     shown = "".join(f"{row['prompt']}{row['completion']}<eos>\n\n" for row in (first, second))
     assert template.prompt_text(plain_rows[0]) == shown + plain_rows[0]["prompt"]
     assert template.row_texts(plain_rows[0]).completion == "stack b a"
     # The words of the style atoms stay apart.
     template = data.make_chat_template(tokenizer, SMALL)
-    first, second = template.examples.of(rows[0])
+    first, second = template.examples.draw(rows[0])
     texts = [first["prompt"], first["completion"], "<eos>", second["prompt"], second["completion"], "<eos>"]
     expected = tokenizer(" ".join([*texts, rows[0]["prompt"]]))["input_ids"]
     assert data.encode_prompts(tokenizer, rows[:1], 512, template=template)[0] == expected
@@ -109,7 +109,7 @@ def test_the_domain_is_shown_once(style, of_domain, of_problem):
     config = dataclasses.replace(SMALL, prompt_style=style)
     (row, *_) = data.load_split(config, "rl")
     template = data.make_chat_template(chat_tokenizer(None), config)
-    text, (first, second) = template.prompt_text(row), template.examples.of(row)
+    text, (first, second) = template.prompt_text(row), template.examples.draw(row)
     assert text.count(of_domain) == 1 and text.count(of_problem) == 3
     parts = text.split("<eos>\n\n")
     assert parts[0] == first["prompt"] + first["completion"]
@@ -141,7 +141,7 @@ def test_in_a_chat_examples_are_earlier_turns_after_the_system_turn(tmp_path):
     user = {"role": "user", "content": rows[0]["prompt"]}
     for row, system in ((rows[0], "be brief"), (rows[0] | {"messages": [own, user]}, "on on")):
         turns = [{"role": "system", "content": system}]
-        for example in template.examples.of(row):
+        for example in template.examples.draw(row):
             turns += [{"role": "user", "content": example["prompt"]}]
             turns += [{"role": "assistant", "content": example["completion"]}]
         expected = tokenizer.apply_chat_template([*turns, user], tokenize=False, add_generation_prompt=True)

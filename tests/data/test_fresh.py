@@ -78,7 +78,7 @@ def test_fresh_data_packs_as_fixed_rows_do(rows, tokenizer):
         assert length % 32 == 0 and kept == [row[: sum(mask)].tolist() for row, mask in wanted]
         for row, other, n in zip(got.input_ids, expected.input_ids, got.prompt_lengths, strict=True):
             np.testing.assert_array_equal(row[:n], other[:n])
-    short = data.FreshData(lambda step: encode(rows), tokenizer.pad_token_id, most_tokens=fresh.longest - 1)
+    short = data.FreshData(lambda step: encode(rows), tokenizer.pad_token_id, max_length=fresh.longest - 1)
     with pytest.raises(DataError, match=f"train_split.*{fresh.longest - 1}"):
         short.batch(1)
     assert fresh.longest_batch().input_ids.shape == (4, data.bucket(fresh.longest))

@@ -80,7 +80,7 @@ def test_ids_of_chats_are_those_of_transformers(name, kind, solved_rows):
         assert kept.rejected == up_to_the_end(tokenizer, turns, SHORT, template.end_id)
     few = data.make_chat_template(tokenizer, DataConfig(dataset=solved_rows, n_shots=2))
     row = {"id": "r", "prompt": "on a b?", "completion": ANSWER}
-    shown = [turn for example in few.examples.of(row) for turn in turns_of(example)]
+    shown = [turn for example in few.examples.draw(row) for turn in turns_of(example)]
     (prompt,) = data.encode_prompts(tokenizer, [row], 9999, template=few)
     assert prompt == theirs(tokenizer, [*shown, turns_of(row)[0]], add_generation_prompt=True)
     if name in WHOLE and (name, kind) != SPANNED:
@@ -192,7 +192,7 @@ def learned_of(tokenizer, row):
     """Ids of a chat, and which of them are learned where all turns of the assistant are."""
     template = data.make_chat_template(tokenizer)
     (encoded,) = data.encode_rows(tokenizer, [row], template=template, assistant_only=True)
-    return encoded.prompt + encoded.completion, [False] * len(encoded.prompt) + encoded.learned
+    return encoded.prompt + encoded.completion, [False] * len(encoded.prompt) + encoded.loss_mask
 
 
 LEARNED = ["llama3", "gemma", "gemma3", "phi3", "qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_nothink"]

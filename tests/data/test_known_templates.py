@@ -6,8 +6,8 @@ import pytest
 
 from jaxppo import data
 from jaxppo.config import DataConfig
-from jaxppo.data import chat_template
-from jaxppo.data.tokens import encode_completions
+from jaxppo.data import template_layout
+from jaxppo.data.encoding import encode_completions
 from jaxppo.errors import ConfigError
 from tests.data.tokenizers import OPENED, WHOLE, tokenizer_of
 
@@ -89,7 +89,7 @@ def test_thoughts_of_a_completion_stand_where_the_template_has_them(name):
 def test_templates_that_write_the_date_and_arguments_that_none_reads_are_warned_of_once(
     name, arguments, warned, caplog
 ):
-    chat_template._warn.cache_clear()
+    template_layout.warn_once.cache_clear()
     for _ in range(2):
         data.make_chat_template(tokenizer_of("byte-level", name), DataConfig(chat_template_kwargs=arguments))
     assert len(caplog.records) == (warned is not None)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
 from jaxppo.config import DataConfig
-from jaxppo.data.tokens import RowLimit, within_limit
+from jaxppo.data.overlong import RowLimit, within_limit
 from jaxppo.errors import DataError
 from jaxppo.planning.prompts import words_of
 from tests.data.tokenizers import chat_tokenizer, write_rows
@@ -248,7 +248,7 @@ def test_rows_beyond_a_limit_are_cut_or_left_out_and_counted(tokenizer):
     assert kept.rows == [encoded[0]._replace(completion=encoded[0].completion[:3]), encoded[2]]
     kept = within_limit(rows, encoded, RowLimit(5, "drop"))
     assert kept == ([encoded[2]], 2, 2)
-    marked = [encoded[0]._replace(learned=[False] * 6 + [True] * 2), encoded[2]._replace(learned=[True] * 3)]
+    marked = [encoded[0]._replace(loss_mask=[False] * 6 + [True] * 2), encoded[2]._replace(loss_mask=[True] * 3)]
     assert within_limit(rows[::2], marked, RowLimit(5, "cut")) == ([marked[1]], 1, 1)  # what is learned was cut off
     with pytest.raises(DataError, match=r"^max_length: .*\blong$"):
         within_limit(rows, encoded, RowLimit(5, "error"))

@@ -1,0 +1,122 @@
+"""Rows and prompts with more tokens than a limit: cut, left out and counted, or refused."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxppo.config import DataConfig
+from jaxppo.data.chat_template import ChatTemplate
+from jaxppo.data.encoding import EncodedRow, encode_prompts_of_any_length
+from jaxppo.data.rows import Row
+from jaxppo.errors import DataError
+
+# --- rows: prompt and completion together
+
+
+class RowLimit(NamedTuple):
+    """The most tokens of a row, prompt and completion together, and what becomes of longer ones."""
+
+    max_length: int
+    overlong: str  # cut: they lose their ends; drop: they are left out; error: they are refused
+
+
+class LimitedRows(NamedTuple):
+    """Rows that are within a limit, encoded."""
+
+    rows: list[Any]
+    overlong: int  # how many were longer
+    left_out: int  # how many of these are not among the rows
+
+
+def within_limit(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowLimit | None) -> LimitedRows:
+    """Cut rows to a limit, or leave them out; see `limited_rows`.
+
+    Raises:
+        DataError: as for `limited_rows`, or no row is left.
+    """
+    limited = limited_rows(rows, encoded, limit)
+    if limit is not None and not limited.rows:
+        shortest = min(ids.length for ids in encoded)
+        raise DataError(
+            f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {len(rows)} longer ones, "
+            f"the shortest with {shortest}"
+        )
+    return limited
+
+
+def limited_rows(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowLimit | None) -> LimitedRows:
+    """Cut rows to a limit, or leave them out.
+
+    A row that is cut keeps its beginning, as in TRL, and has no end of sequence; one of which nothing is left to be
+    learned is left out in any case.
+
+    Args:
+        rows: as they were read, for errors.
+        encoded: the same, as token ids.
+        limit: most tokens; None for any number.
+
+    Raises:
+        DataError: the first overlong row under `overlong: error`; the message names it.
+    """
+    if limit is None:
+        return LimitedRows(list(encoded), 0, 0)
+    rows_within = []
+    num_overlong = 0
+    for row, ids in zip(rows, encoded, strict=True):
+        if ids.length <= limit.max_length:
+            rows_within.append(ids)
+            continue
+        if limit.overlong == "error":
+            raise DataError(
+                f"max_length: expected at most {limit.max_length} tokens with overlong error, got {ids.length} in row "
+                f"{row['id']}"
+            )
+        num_overlong += 1
+        shorter = _cut(ids, limit.max_length)
+        has_loss = len(shorter.completion) > 0 if shorter.loss_mask is None else any(shorter.loss_mask)
+        if limit.overlong == "cut" and has_loss:
+            rows_within.append(shorter)
+    return LimitedRows(rows_within, num_overlong, len(encoded) - len(rows_within))
+
+
+def _cut(row: EncodedRow, max_length: int) -> EncodedRow:
+    """Return the first tokens of a row."""
+    length = max(max_length - len(row.prompt), 0)
+    loss_mask = None if row.loss_mask is None else row.loss_mask[:length]
+    return EncodedRow(row.prompt, row.completion[:length], loss_mask)
+
+
+# --- prompts
+
+
+def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> list[Row]:
+    """Return the rows that `encode_prompts` accepts where `filter_overlong_prompts` is set, otherwise all.
+
+    Raises:
+        DataError: there is none.
+    """
+    if not config.filter_overlong_prompts or config.text_lengths is not None:
+        return list(rows)
+    fitting, lengths = fitting_rows(tokenizer, rows, config, template)
+    if not fitting:
+        raise DataError(
+            f"max_prompt_length: expected a prompt of at most {config.longest_prompt} tokens, got {len(rows)} "
+            f"longer ones, the shortest with {min(lengths)}"
+        )
+    return fitting
+
+
+def fitting_rows(
+    tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate
+) -> tuple[list[Row], list[int]]:
+    """Return the rows whose prompts `filter_overlong_prompts` keeps, maybe none, and the tokens of every prompt."""
+    max_length = config.longest_prompt
+    assert max_length is not None
+    lengths = [len(ids) for ids in encode_prompts_of_any_length(tokenizer, rows, template)]
+    return [row for row, length in zip(rows, lengths, strict=True) if length <= max_length], lengths
+
+
+def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mapping[str, int]) -> None:
+    """Report how many rows of each split `without_overlong` has left out."""
+    for split, count in counts.items():
+        if count:
+            tell(f"{count} rows of split {split} left out: prompts longer than {config.longest_prompt} tokens")
