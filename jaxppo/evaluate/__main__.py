@@ -28,7 +28,6 @@ from jaxppo.evaluate.evaluator import (
     make_evaluator,
     results_of,
 )
-from jaxppo.evaluate.intervals import interval_text
 from jaxppo.evaluate.predictions import JudgedRow, match_plans, prediction_records, read_plans
 from jaxppo.evaluate.printing import print_results, warn_of_failures
 from jaxppo.parallel import processes
@@ -193,8 +192,7 @@ class _Evaluation:
             match_plans(
                 [row for of_split in rows.values() for row in of_split],
                 {name: plans for name, plans in read_plans(path).items() if name not in left_out},
-                allow_missing=self.config.allow_unmatched_plans,
-                allow_unknown=self.config.allow_unmatched_plans,
+                allow_unmatched=self.config.allow_unmatched_plans,
             )
         )
         return {split: Predictions(of_split, [next(predictions) for _ in of_split]) for split, of_split in rows.items()}
@@ -338,24 +336,11 @@ def _how(config: EvaluateConfig, validator: str | None) -> str:
     return " ".join(parts)
 
 
-def _table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str]], tuple[str, ...]]:
-    """Return rows and columns of the table, with pass@k for as many samples as every problem has."""
-    most = min(int(k) for result in results.values() for k in [*result["pass_at_k"]][-1:])
-    if most == 1:
-        return plan_metrics.summary_rows(results), plan_metrics.TABLE_COLUMNS
-
-    def cells(cell: Mapping[str, Any]) -> dict[str, str]:
-        solved = interval_text(cell["pass_at_k"][str(most)], with_interval=False)
-        return plan_metrics.cells(cell) | {f"pass@{most}": solved}
-
-    return plan_metrics.split_rows(results, cells), (*plan_metrics.TABLE_COLUMNS, f"pass@{most}")
-
-
 def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison: Mapping[str, Any]) -> None:
     """Print the table, the comparison, and where everything is."""
     model = done[0]
     if model.judged:
-        console.result_table(model.label, *_table(model.results), 2)
+        console.result_table(model.label, *plan_metrics.summary_table(model.results), 2)
         warn_of_failures(console, model.results)
         if model.attempts:
             console.result_table("repair rounds", repair.repair_rows(model.results), repair.TABLE_COLUMNS, 2)

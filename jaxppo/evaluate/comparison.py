@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import bootstrap_mean, clustered_wilson, interval_text, mcnemar, paired_z
@@ -18,15 +18,26 @@ TESTS: Mapping[str, str] = {
 """The tests that a comparison may use, in words."""
 
 
+class _Pair(NamedTuple):
+    """The predictions of both models for a row."""
+
+    a: JudgedRow
+    b: JudgedRow
+
+
 def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
     """Test whether model B finds more valid plans than model A on the same rows.
 
-    Pairs are rows, compared by the fraction of their predictions that is valid. With one prediction on each side the p
-    value is of the exact two-sided McNemar test on the rows where only one of the two is valid; with several, equally
-    many on both sides, of the exact sign test on the rows with a difference (the same for one). With more predictions
-    on one side chance alone favours one side in more rows, though not on average: there it is of a z test on the mean
-    difference. The difference B - A of the validity has the percentile bootstrap's 95 % interval over rows. With
-    several splits or domains that is as many tests: p values are not corrected for their number.
+    Pairs are rows, compared by the fraction of their predictions that is valid. The test depends on the number of
+    predictions for a row:
+
+    - one on each side: the exact two-sided McNemar test on the rows where only one of the two is valid;
+    - several, equally many on both sides: the exact sign test on the rows with a difference;
+    - more on one side: a z test on the mean difference. Chance alone favours one side in more rows there, though not
+      on average.
+
+    The difference B - A of the validity has the percentile bootstrap's 95 % interval over rows. With several splits or
+    domains that is as many tests: p values are not corrected for their number.
 
     Args:
         a: judged rows of the first model, or of the model before training.
@@ -39,37 +50,42 @@ def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
     Raises:
         DataError: the rows are not the same.
     """
-    by_name = _by_name(b)
-    _check_same_rows(_by_name(a), by_name)
-    pairs = [(row, by_name[_name(row.row)]) for row in a]
-    differences = [
-        _n_valid(of_b) / len(of_b.predictions) - _n_valid(of_a) / len(of_a.predictions) for of_a, of_b in pairs
-    ]
-    a_better, b_better = (sum(sign * value > 0 for value in differences) for sign in (-1, 1))
-    test = _test(pairs)
+    return _compare_pairs(_pair_rows(a, b))
+
+
+def _compare_pairs(pairs: Sequence[_Pair]) -> dict[str, Any]:
+    differences = [_success_rate(pair.b) - _success_rate(pair.a) for pair in pairs]
+    a_better = sum(difference < 0 for difference in differences)
+    b_better = sum(difference > 0 for difference in differences)
+    test = _choose_test(pairs)
     return {
         "n": len(pairs),
-        "a": _validity([of_a for of_a, _ in pairs]),
-        "b": _validity([of_b for _, of_b in pairs]),
+        "a": _validity([pair.a for pair in pairs]),
+        "b": _validity([pair.b for pair in pairs]),
         "difference": bootstrap_mean(differences),
         "a_better": a_better,
         "b_better": b_better,
         "tied": len(pairs) - a_better - b_better,
         "test": test,
+        # The exact sign test is McNemar's on the rows with a difference.
         "p_value": paired_z(differences) if test == "z" else mcnemar(a_better, b_better),
     }
 
 
-def _n_valid(row: JudgedRow) -> int:
+def _num_valid(row: JudgedRow) -> int:
     return sum(prediction.outcome.verdict.valid for prediction in row.predictions)
 
 
+def _success_rate(row: JudgedRow) -> float:
+    return _num_valid(row) / len(row.predictions)
+
+
 def _validity(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    return clustered_wilson([_n_valid(row) for row in rows], [len(row.predictions) for row in rows])
+    return clustered_wilson([_num_valid(row) for row in rows], [len(row.predictions) for row in rows])
 
 
-def _test(pairs: Sequence[tuple[JudgedRow, JudgedRow]]) -> Literal["mcnemar", "sign", "z"]:
-    sizes = {(len(of_a.predictions), len(of_b.predictions)) for of_a, of_b in pairs}
+def _choose_test(pairs: Sequence[_Pair]) -> Literal["mcnemar", "sign", "z"]:
+    sizes = {(len(pair.a.predictions), len(pair.b.predictions)) for pair in pairs}
     if any(size_a != size_b for size_a, size_b in sizes):
         return "z"
     return "mcnemar" if sizes <= {(1, 1)} else "sign"
@@ -77,50 +93,54 @@ def _test(pairs: Sequence[tuple[JudgedRow, JudgedRow]]) -> Literal["mcnemar", "s
 
 def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, dict[str, Any]]:
     """Return `compare` for each split, and within it under "domains" for each domain."""
-    _check_same_rows(_by_name(a), _by_name(b))
-    return {
-        split: compare(*pair) | {"domains": {domain: compare(*both) for domain, both in _paired(*pair, "domain")}}
-        for split, pair in _paired(a, b, "split")
-    }
+    results = {}
+    for split, pairs in grouped(_pair_rows(a, b), lambda pair: pair.a.row["split"]).items():
+        domains = grouped(pairs, lambda pair: pair.a.row["domain"])
+        by_domain = {domain: _compare_pairs(domain_pairs) for domain, domain_pairs in domains.items()}
+        results[split] = _compare_pairs(pairs) | {"domains": by_domain}
+    return results
 
 
-def _paired(a: Sequence[JudgedRow], b: Sequence[JudgedRow], column: str) -> list[tuple[str, tuple[Any, Any]]]:
-    """Return the rows of both models for each value of a column."""
-    of_a, of_b = (grouped(rows, lambda row: row.row[column]) for rows in (a, b))
-    return [(value, (of_a[value], of_b[value])) for value in of_a]
-
-
-_Name = tuple[str, str]
+_Key = tuple[str, str]
 """Split and id: data may number the rows of every split from 0."""
 
 _SAME_COLUMNS = ("domain", "domain_pddl", "problem_pddl")
 
 
-def _name(row: Row) -> _Name:
+def _key(row: Row) -> _Key:
     return str(row["split"]), str(row["id"])
 
 
 def check_ids(rows: Sequence[Row]) -> None:
     """Raise a `DataError` unless every row of a split has a different id, as a comparison needs it."""
-    for (split, name), count in Counter(map(_name, rows)).items():
+    for (split, name), count in Counter(map(_key, rows)).items():
         if count > 1:
             raise DataError(f"compare: expected a different id for each row of split {split}, got {name} {count} times")
 
 
-def _by_name(rows: Sequence[JudgedRow]) -> dict[_Name, JudgedRow]:
+def _rows_by_key(rows: Sequence[JudgedRow]) -> dict[_Key, JudgedRow]:
     check_ids([row.row for row in rows])
-    return {_name(row.row): row for row in rows}
+    return {_key(row.row): row for row in rows}
 
 
-def _check_same_rows(a: Mapping[_Name, JudgedRow], b: Mapping[_Name, JudgedRow]) -> None:
-    only = a.keys() ^ b.keys()
-    if only:
-        such = ", ".join(min(only))
-        raise DataError(f"compare: expected the same rows on both sides, got {len(only)} on one alone, such as {such}")
-    for name, row in a.items():
-        differing = [column for column in _SAME_COLUMNS if row.row[column] != b[name].row[column]]
-        if differing:
-            raise DataError(f"compare: row {', '.join(name)}: expected the same {differing[0]} on both sides")
+def _pair_rows(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> list[_Pair]:
+    """Pair the rows of both models by split and id, in the order of the first.
+
+    Equal ids alone do not make a pair: a data set that was built again may have numbered other problems.
+    """
+    rows_a = _rows_by_key(a)
+    rows_b = _rows_by_key(b)
+    unpaired = rows_a.keys() ^ rows_b.keys()
+    if unpaired:
+        got = f"{len(unpaired)} on one alone, such as {', '.join(min(unpaired))}"
+        raise DataError(f"compare: expected the same rows on both sides, got {got}")
+    pairs = [_Pair(row, rows_b[key]) for key, row in rows_a.items()]
+    for pair in pairs:
+        for column in _SAME_COLUMNS:
+            if pair.a.row[column] != pair.b.row[column]:
+                name = ", ".join(_key(pair.a.row))
+                raise DataError(f"compare: row {name}: expected the same {column} on both sides")
+    return pairs
 
 
 # ------------------------------------------------------------------------------------------------------------- terminal
@@ -134,7 +154,10 @@ def comparison_rows(comparison: Mapping[str, Mapping[str, Any]]) -> list[dict[st
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
-    mean, low, high = (100 * result["difference"][name] for name in ("mean", "low", "high"))
+    # In percentage points.
+    mean = 100 * result["difference"]["mean"]
+    low = 100 * result["difference"]["low"]
+    high = 100 * result["difference"]["high"]
     return {
         "n": str(result["n"]),
         "A": interval_text(result["a"]),

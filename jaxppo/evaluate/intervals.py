@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+# scipy.stats has the Wilson interval, Student's t, the binomial test and the bootstrap, and the tests compare with it.
+# It is not used here because importing it takes two seconds, more than judging a file of plans does, and because its
+# Wilson bounds and p values differ from these in the last digits, which stand in the results of earlier evaluations.
+
 Z95 = 1.959964
 """Two-sided 95 % quantile of the standard normal distribution."""
 
@@ -16,8 +20,8 @@ BOOTSTRAP_RESAMPLES = 10_000
 _CHUNK = 2**22  # indices drawn at a time: 32 MiB
 
 
-def wilson(successes: float, n: int, z: float = Z95) -> dict[str, float]:
-    """Compute a rate with its Wilson score interval (95 % by default).
+def wilson(successes: float, n: int) -> dict[str, float]:
+    """Compute a rate with its 95 % Wilson score interval.
 
     (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), p = successes / n.
 
@@ -28,17 +32,20 @@ def wilson(successes: float, n: int, z: float = Z95) -> dict[str, float]:
     """
     if n == 0:
         return {"rate": 0.0, "low": 0.0, "high": 1.0, "n": 0}
-    low, high = _wilson_bounds(successes / n, n, z)
+    low, high = _wilson_bounds(successes / n, n)
     return {"rate": successes / n, "low": low, "high": high, "n": n}
 
 
-def _wilson_bounds(p: float, n: float, z: float) -> tuple[float, float]:
-    centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+def _wilson_bounds(p: float, n: float) -> tuple[float, float]:
+    z = Z95
+    centre = p + z * z / (2 * n)
+    spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
+    # At rates of 0 and 1 rounding would put a bound just outside [0, 1].
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def clustered_wilson(successes: Sequence[int], samples: Sequence[int], z: float = Z95) -> dict[str, float]:
+def clustered_wilson(successes: Sequence[int], samples: Sequence[int]) -> dict[str, float]:
     """Compute the mean over problems of their success rates, with a Wilson interval over problems.
 
     With one sample per problem this is `wilson`. With more, the variance v of the mean over the m problems is that of
@@ -47,8 +54,7 @@ def clustered_wilson(successes: Sequence[int], samples: Sequence[int], z: float 
 
     Args:
         successes: [m] of each problem.
-        samples: [m] how many there are of each problem, 1 or more.
-        z: quantile.
+        samples: [m] of each problem, 1 or more.
 
     Returns:
         {"rate", "low", "high", "n"}, and "samples" where it is not n; n counts problems.
@@ -56,14 +62,17 @@ def clustered_wilson(successes: Sequence[int], samples: Sequence[int], z: float 
     Source: Franco, Little, Louis and Slud, Comparative study of confidence intervals for proportions in complex sample
     surveys, Journal of Survey Statistics and Methodology 7 (2019): Wilson with the effective sample size.
     """
-    problems, total = len(samples), sum(samples)
+    problems = len(samples)
+    total = sum(samples)
     if total == problems:
-        return wilson(sum(successes), problems, z)
+        return wilson(sum(successes), problems)
     rates = np.asarray(successes, float) / np.asarray(samples, float)
     p = float(rates.mean())
     variance = float(rates.var(ddof=1)) / problems if problems > 1 else 0.0
+    # Without variance there is no estimate of how much the samples of a problem add, so only the problems count.
     effective = p * (1 - p) / variance if variance > 0 else problems
-    low, high = _wilson_bounds(p, min(max(effective, problems), total), z)
+    # A noisy variance of few problems could claim more independent samples than were drawn, or fewer than problems.
+    low, high = _wilson_bounds(p, min(max(effective, problems), total))
     return {"rate": p, "low": low, "high": high, "n": problems, "samples": total}
 
 
@@ -79,6 +88,7 @@ def mean_interval(values: Sequence[float], bounds: tuple[float, float] = (-math.
     n = len(values)
     if n == 0:
         return {"mean": None, "low": None, "high": None, "n": 0}
+    # fsum rounds once, so the mean does not depend on the order of the rows.
     mean = math.fsum(values) / n
     if n == 1:
         return {"mean": mean, "low": None, "high": None, "n": 1}
@@ -89,12 +99,17 @@ def mean_interval(values: Sequence[float], bounds: tuple[float, float] = (-math.
 
 def interval_text(measured: Mapping[str, Any] | None, with_interval: bool = True) -> str:
     """Return `81.2% [74.0%, 86.9%]` for a rate, `0.812 [0.740, 0.869]` for a mean, `-` for what was not measured."""
-    kind, form = ("rate", ".1%") if measured and "rate" in measured else ("mean", ".3f")
-    if measured is None or measured[kind] is None:
+    if measured is None:
         return "-"
-    low, high = measured["low"], measured["high"]
-    interval = f" [{low:{form}}, {high:{form}}]" if with_interval and None not in (low, high) else ""
-    return f"{measured[kind]:{form}}{interval}"
+    kind, number_format = ("rate", ".1%") if "rate" in measured else ("mean", ".3f")
+    if measured[kind] is None:
+        return "-"
+    text = f"{measured[kind]:{number_format}}"
+    low = measured["low"]
+    high = measured["high"]
+    if not with_interval or low is None or high is None:
+        return text
+    return f"{text} [{low:{number_format}}, {high:{number_format}}]"
 
 
 _T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
@@ -107,11 +122,11 @@ def _t95(freedom: int) -> float:
     """
     if freedom <= len(_T95):
         return _T95[freedom - 1]
-    z, f = Z95, float(freedom)
+    z = Z95
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / f + second / f**2 + third / f**3
+    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
@@ -123,7 +138,10 @@ def mcnemar(only_a: int, only_b: int) -> float:
     Source: McNemar 1947; exact form: Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13:91 (2013).
     """
     n = only_a + only_b
-    tail, term = 0, 1  # integers: exact for any n
+    # Integers are exact for any n, where 2.0^n would overflow from n = 1024 on. Each C(n, i) comes from the one before
+    # it: computing all of them anew would take quadratic time.
+    tail = 0
+    term = 1
     for i in range(min(only_a, only_b) + 1):
         tail += term
         term = term * (n - i) // (i + 1)
@@ -142,27 +160,29 @@ def paired_z(differences: Sequence[float]) -> float:
         return 1.0
     variance = math.fsum((value - mean) ** 2 for value in differences) / (n - 1)
     by_normal = math.erfc(abs(mean) / math.sqrt(2.0 * variance / n)) if variance > 0.0 else 0.0
+    # A few equal differences have a variance of 0, and the normal distribution would be certain of them.
     return max(by_normal, 2.0 ** (1 - n))
 
 
-def bootstrap_mean(values: Sequence[float], resamples: int = BOOTSTRAP_RESAMPLES, seed: int = 0) -> dict[str, Any]:
+def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
     """Compute a mean with the percentile bootstrap's 95 % interval over its values, one per problem.
 
     Args:
         values: [n], for a paired difference the differences.
-        resamples: how often n values are drawn with replacement.
-        seed: the same one gives the same interval.
 
     Returns:
-        {"mean", "low", "high", "n"}; None for what n = 0 does not have.
+        {"mean", "low", "high", "n"}, always the same for the same values; None for what n = 0 does not have.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
     """
-    data, n = np.asarray(values, float), len(values)
+    n = len(values)
     if n == 0:
         return {"mean": None, "low": None, "high": None, "n": 0}
-    rng, rows = np.random.default_rng(seed), max(1, _CHUNK // n)
-    sizes = [min(rows, resamples - start) for start in range(0, resamples, rows)]
+    data = np.asarray(values, float)
+    rng = np.random.default_rng(0)
+    # All indices at once would take 80 kB a value. The generator's numbers do not depend on how the draws are cut.
+    chunk = max(1, _CHUNK // n)
+    sizes = [min(chunk, BOOTSTRAP_RESAMPLES - start) for start in range(0, BOOTSTRAP_RESAMPLES, chunk)]
     means = np.concatenate([data[rng.integers(0, n, (size, n))].mean(axis=1) for size in sizes])
     low, high = np.percentile(means, [2.5, 97.5])
     return {"mean": float(data.mean()), "low": float(low), "high": float(high), "n": n}

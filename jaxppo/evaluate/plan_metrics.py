@@ -5,13 +5,16 @@ samples or seeds it has, and intervals are over problems. Text that is no plan c
 denominator.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain, groupby, pairwise
 from math import comb, inf
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
 
+from jaxppo.config import EvalConfig
 from jaxppo.errors import ConfigError
 from jaxppo.evaluate.intervals import clustered_wilson, interval_text, mean_interval
 from jaxppo.evaluate.plan_scores import FRACTIONS, OVERLAPS, RATES, length_ratio, overlaps
@@ -21,7 +24,7 @@ from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
 
 T = TypeVar("T")
 
-LENGTH_EDGES = (0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+LENGTH_EDGES = EvalConfig().length_edges
 """Where the bins of the reference's length begin; the last one has no end."""
 
 VALID = "valid"
@@ -30,18 +33,21 @@ VALID = "valid"
 # ------------------------------------------------------------------------------------------------------------ many rows
 
 
-class _Scored(NamedTuple):
+class _ScoredRow(NamedTuple):
     """A row with the scores of each of its predictions, in their order."""
 
     row: JudgedRow
     scores: Mapping[str, Sequence[float | None]]
 
 
-def _scored(row: JudgedRow) -> _Scored:
-    single = {**RATES, **FRACTIONS, "length_ratio": length_ratio}
-    scores = {name: [score(row, prediction) for prediction in row.predictions] for name, score in single.items()}
-    common = [overlaps(row, prediction) for prediction in row.predictions]
-    return _Scored(row, scores | {name: [values[name] for values in common] for name in OVERLAPS})
+def _score_row(row: JudgedRow) -> _ScoredRow:
+    scores: dict[str, list[float | None]] = {}
+    for name, score in {**RATES, **FRACTIONS, "length_ratio": length_ratio}.items():
+        scores[name] = [score(row, prediction) for prediction in row.predictions]
+    overlaps_by_prediction = [overlaps(row, prediction) for prediction in row.predictions]
+    for name in OVERLAPS:
+        scores[name] = [values[name] for values in overlaps_by_prediction]
+    return _ScoredRow(row, scores)
 
 
 def measure(judged: Sequence[JudgedRow]) -> dict[str, Any]:
@@ -55,57 +61,71 @@ def measure(judged: Sequence[JudgedRow]) -> dict[str, Any]:
         says that the data are wrong); "mean_reward" and "validator_failed" (means over predictions); "rows" and
         "answers". A rate or mean that no row has is None. n counts problems.
     """
-    return _measure([_scored(row) for row in judged])
+    return _measure([_score_row(row) for row in judged])
 
 
-def _measure(scored: Sequence[_Scored]) -> dict[str, Any]:
-    judged = [one.row for one in scored]
-    predictions = [(row, prediction) for row in judged for prediction in row.predictions]
+def _measure(scored: Sequence[_ScoredRow]) -> dict[str, Any]:
+    rows = [scored_row.row for scored_row in scored]
+    predictions = _predictions(rows)
+    # No row at all gives means of 0, not an error: a split may be empty.
     count = max(1, len(predictions))
+    failures = sum(prediction.outcome.verdict.error in VALIDATOR_FAILURES for prediction in predictions)
     return {
-        "rows": len(judged),
+        "rows": len(rows),
         "answers": len(predictions),
         **{name: _rate(scored, name) for name in RATES},
         **{name: _mean(scored, name) for name in (*FRACTIONS, *OVERLAPS)},
         "length_ratio": _mean(scored, "length_ratio", inf),
-        **_of_samples(judged),
-        "errors": error_counts(judged),
-        "cheaper_than_reference": sum(_is_cheaper(prediction, row.reference_cost) for row, prediction in predictions),
-        "cheaper_than_optimal": sum(_is_cheaper(prediction, row.optimal_cost) for row, prediction in predictions),
-        "mean_reward": sum(prediction.outcome.reward for _, prediction in predictions) / count,
-        "validator_failed": sum(a.outcome.verdict.error in VALIDATOR_FAILURES for _, a in predictions) / count,
-        **_by_seed(judged),
+        **_sample_measures(rows),
+        "errors": error_counts(rows),
+        "cheaper_than_reference": sum(_num_cheaper(row, row.reference_cost) for row in rows),
+        "cheaper_than_optimal": sum(_num_cheaper(row, row.optimal_cost) for row in rows),
+        "mean_reward": sum(prediction.outcome.reward for prediction in predictions) / count,
+        "validator_failed": failures / count,
+        **_seed_measures(rows),
     }
 
 
-def _rate(scored: Sequence[_Scored], name: str) -> dict[str, float] | None:
-    scores = _known_scores(scored, name)
+def _predictions(rows: Sequence[JudgedRow]) -> list[JudgedPrediction]:
+    return list(chain.from_iterable(row.predictions for row in rows))
+
+
+def _rate(scored: Sequence[_ScoredRow], name: str) -> dict[str, float] | None:
+    scores = _measured_scores(scored, name)
     if not scores:
         return None
     return clustered_wilson([int(sum(values)) for values in scores], [len(values) for values in scores])
 
 
-def _mean(scored: Sequence[_Scored], name: str, most: float = 1.0) -> dict[str, Any] | None:
-    scores = _known_scores(scored, name)
-    return mean_interval([fmean(values) for values in scores], (0.0, most)) if scores else None
+def _mean(scored: Sequence[_ScoredRow], name: str, upper: float = 1.0) -> dict[str, Any] | None:
+    scores = _measured_scores(scored, name)
+    return mean_interval([fmean(values) for values in scores], (0.0, upper)) if scores else None
 
 
-def _known_scores(scored: Sequence[_Scored], name: str) -> list[list[float]]:
+def _measured_scores(scored: Sequence[_ScoredRow], name: str) -> list[list[float]]:
     """Return the scores of each row that has any."""
-    known = ([value for value in one.scores[name] if value is not None] for one in scored)
-    return [values for values in known if values]
+    scores = []
+    for scored_row in scored:
+        values = [value for value in scored_row.scores[name] if value is not None]
+        if values:
+            scores.append(values)
+    return scores
 
 
-def error_counts(judged: Sequence[JudgedRow]) -> dict[str, int]:
-    """Count the valid predictions, and the others by reason; every reason is there."""
-    errors = (prediction.outcome.verdict.error for row in judged for prediction in row.predictions)
+def error_counts(rows: Sequence[JudgedRow]) -> dict[str, int]:
+    """Count the valid predictions, and the others by reason; reasons that do not occur have a count of 0."""
+    errors = [prediction.outcome.verdict.error for prediction in _predictions(rows)]
     counts = Counter(VALID if error is None else error.value for error in errors)
     return {name: counts[name] for name in (VALID, *(error.value for error in PlanError))}
 
 
-def _is_cheaper(judged: JudgedPrediction, best: float | None) -> bool:
-    cost = judged.progress.cost
-    return best is not None and judged.outcome.verdict.valid and cost is not None and cost < best - 1e-6 * abs(best)
+def _num_cheaper(row: JudgedRow, best: float | None) -> int:
+    """Count the valid plans of a row that cost less than the best cost known."""
+    if best is None:
+        return 0
+    limit = best - 1e-6 * abs(best)  # costs are sums of floats
+    valid = [prediction for prediction in row.predictions if prediction.outcome.verdict.valid]
+    return sum(prediction.progress.cost is not None and prediction.progress.cost < limit for prediction in valid)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -118,33 +138,46 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-def _of_samples(judged: Sequence[JudgedRow]) -> dict[str, Any]:
-    """Compute pass@k and the number of different plans per seed, averaged over a problem's seeds."""
-    problems = [_samples_by_seed(row) for row in judged]
-    sizes = [len(samples) for seeds in problems for samples in seeds]
-    powers = [2**i for i in range(min(sizes, default=0).bit_length())]
-    valid = [
-        [sum(prediction.outcome.verdict.valid for prediction in samples) for samples in seeds] for seeds in problems
-    ]
+_Samples = Sequence[JudgedPrediction]
+"""The predictions of one seed for one problem."""
 
-    def mean_over_seeds(value: Callable[[int, int], float], most: float) -> dict[str, Any]:
-        values = [fmean(value(i, j) for j in range(len(seeds))) for i, seeds in enumerate(problems)]
-        return mean_interval(values, (0.0, most))
 
-    def distinct(is_counted: Callable[[JudgedPrediction], bool]) -> dict[str, Any]:
-        def number(i: int, j: int) -> float:
-            return float(len({prediction.outcome.actions for prediction in problems[i][j] if is_counted(prediction)}))
+def _sample_measures(rows: Sequence[JudgedRow]) -> dict[str, Any]:
+    """Compute pass@k and the number of different plans per seed, averaged over a problem's seeds.
 
-        return mean_over_seeds(number, inf)
+    Seeds are different models: two samples, one of each, are no two tries of one model. So every number is computed
+    within a seed first.
+    """
+    problems = [_samples_by_seed(row) for row in rows]
 
+    def mean_over_problems(value: Callable[[_Samples], float], upper: float) -> dict[str, Any]:
+        means = [fmean(map(value, samples_by_seed)) for samples_by_seed in problems]
+        return mean_interval(means, (0.0, upper))
+
+    # k doubles for as long as every seed of every problem has that many samples: each k is a mean over the same rows.
+    smallest = min((len(samples) for samples in chain.from_iterable(problems)), default=0)
+    pass_at = {}
+    for power in range(smallest.bit_length()):
+        k = 2**power
+        pass_at[str(k)] = mean_over_problems(partial(_estimate_pass_at_k, k=k), 1.0)
     return {
-        "pass_at_k": {
-            str(k): mean_over_seeds(lambda i, j, k=k: pass_at_k(len(problems[i][j]), valid[i][j], k), 1.0)
-            for k in powers
-        },
-        "distinct_plans": distinct(lambda prediction: prediction.is_readable),
-        "distinct_valid_plans": distinct(lambda prediction: prediction.outcome.verdict.valid),
+        "pass_at_k": pass_at,
+        "distinct_plans": mean_over_problems(_num_distinct_plans, inf),
+        "distinct_valid_plans": mean_over_problems(_num_distinct_valid_plans, inf),
     }
+
+
+def _estimate_pass_at_k(samples: _Samples, k: int) -> float:
+    num_valid = sum(sample.outcome.verdict.valid for sample in samples)
+    return pass_at_k(len(samples), num_valid, k)
+
+
+def _num_distinct_plans(samples: _Samples) -> int:
+    return len({sample.outcome.actions for sample in samples if sample.is_readable})
+
+
+def _num_distinct_valid_plans(samples: _Samples) -> int:
+    return len({sample.outcome.actions for sample in samples if sample.outcome.verdict.valid})
 
 
 def _samples_by_seed(row: JudgedRow) -> list[list[JudgedPrediction]]:
@@ -156,19 +189,19 @@ def _seed_of(judged: JudgedPrediction) -> int:
     return judged.prediction.seed
 
 
-def _by_seed(judged: Sequence[JudgedRow]) -> dict[str, Any]:
+def _seed_measures(rows: Sequence[JudgedRow]) -> dict[str, Any]:
     """Compute the validity of each seed and its standard deviation over seeds, where there are several.
 
     All intervals are over problems: only this says how much training runs differ from one another.
     """
-    valid: dict[int, list[float]] = {}
-    for samples in chain.from_iterable(map(_samples_by_seed, judged)):
+    rates_by_seed: dict[int, list[float]] = {}
+    for samples in chain.from_iterable(map(_samples_by_seed, rows)):
         rate = fmean(sample.outcome.verdict.valid for sample in samples)
-        valid.setdefault(_seed_of(samples[0]), []).append(rate)
-    if len(valid) < 2:
+        rates_by_seed.setdefault(_seed_of(samples[0]), []).append(rate)
+    if len(rates_by_seed) < 2:
         return {}
-    rates = {str(seed): fmean(values) for seed, values in sorted(valid.items())}
-    return {"validity_by_seed": rates, "validity_sd_over_seeds": stdev(rates.values())}
+    validity = {str(seed): fmean(rates) for seed, rates in sorted(rates_by_seed.items())}
+    return {"validity_by_seed": validity, "validity_sd_over_seeds": stdev(validity.values())}
 
 
 # -------------------------------------------------------------------------------------------------------- whole results
@@ -191,17 +224,18 @@ def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDG
         measures | {"domains": {domain: measures | {"bins": {bin: measures}}}, "bins": {bin: measures}}, with measures
         as from `measure`.
     """
-    bins, scored = _Bins.of(edges), [_scored(row) for row in judged]
-    return _measure(scored) | {"domains": _per_domain(scored, bins), "bins": _per_bin(scored, bins)}
+    bins = _LengthBins(edges)
+    scored = [_score_row(row) for row in judged]
+    return _measure(scored) | {"domains": _measure_domains(scored, bins), "bins": _measure_bins(scored, bins)}
 
 
-def _per_domain(scored: Sequence[_Scored], bins: "_Bins") -> dict[str, dict[str, Any]]:
-    groups = grouped(scored, lambda one: one.row.row["domain"])
-    return {name: _measure(groups[name]) | {"bins": _per_bin(groups[name], bins)} for name in sorted(groups)}
+def _measure_domains(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, dict[str, Any]]:
+    groups = grouped(scored, lambda scored_row: scored_row.row.row["domain"])
+    return {name: _measure(rows) | {"bins": _measure_bins(rows, bins)} for name, rows in sorted(groups.items())}
 
 
-def _per_bin(scored: Sequence[_Scored], bins: "_Bins") -> dict[str, dict[str, Any]]:
-    groups = grouped(scored, lambda one: bins.of_length(one.row.reference_length))
+def _measure_bins(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, dict[str, Any]]:
+    groups = grouped(scored, lambda scored_row: bins.label(scored_row.row.reference_length))
     return {label: _measure(groups[label]) for label in bins.labels if label in groups}
 
 
@@ -213,34 +247,55 @@ def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
     return groups
 
 
-class _Bins(NamedTuple):
-    edges: tuple[int, ...]
+class _LengthBins:
+    """Names bins of plan lengths, such as "5-8"; the last one is open, "129+"."""
 
-    @classmethod
-    def of(cls, edges: Sequence[int]) -> "_Bins":
-        given = tuple(edges)
-        if not given or given[0] < 0 or any(low >= high for low, high in pairwise(given)):
+    def __init__(self, edges: Sequence[int]):
+        if not edges or edges[0] < 0 or any(low >= high for low, high in pairwise(edges)):
             raise ConfigError(f"edges: expected increasing plan lengths from 0 on, got {list(edges)}")
-        return cls(given if given[0] == 0 else (0, *given))
+        # Every length is in a bin, whatever the first edge is.
+        self._edges = tuple(edges) if edges[0] == 0 else (0, *edges)
+        self.labels = [f"{low}-{high - 1}" for low, high in pairwise(self._edges)]
+        self.labels.append(f"{self._edges[-1]}+")
 
-    @property
-    def labels(self) -> list[str]:
-        inner = [f"{low}-{high - 1}" for low, high in pairwise(self.edges)]
-        return [*inner, f"{self.edges[-1]}+"]
-
-    def of_length(self, length: int) -> str:
-        return self.labels[sum(edge <= length for edge in self.edges) - 1]
+    def label(self, length: int) -> str:
+        return self.labels[bisect_right(self._edges, length) - 1]
 
 
 # ------------------------------------------------------------------------------------------------------------- terminal
 
 TABLE_COLUMNS = ("split", "domain", "n", "valid", "exec", "prefix", "goal", "LCCS", "exact", "read", "ended")
 TABLE_COLUMNS += ("length", "C*/C")
+_SHORT_COLUMNS = {
+    "exec": "executability",
+    "exact": "exact_match",
+    "read": "readable",
+    "ended": "ended",
+    "prefix": "prefix",
+    "goal": "goal",
+    "LCCS": "lccs",
+    "length": "length_ratio",
+    "C*/C": "quality",
+}
+"""{column: measure} of those without an interval."""
 
 
-def summary_rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows of the terminal's table, for `Console.result_table(title, rows, plan_metrics.TABLE_COLUMNS)`."""
-    return split_rows(results, cells)
+def summary_table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str]], tuple[str, ...]]:
+    """Return rows and columns of the terminal's table, with pass@k for as many samples as every problem has."""
+    num_ks = min(len(result["pass_at_k"]) for result in results.values() if result["pass_at_k"])
+    k = 2 ** (num_ks - 1)
+
+    def cells(cell: Mapping[str, Any]) -> dict[str, str]:
+        texts = {"n": str(cell["rows"]), "valid": interval_text(cell["validity"])}
+        for column, name in _SHORT_COLUMNS.items():
+            texts[column] = interval_text(cell[name], with_interval=False)
+        if k > 1:
+            texts[f"pass@{k}"] = interval_text(cell["pass_at_k"][str(k)], with_interval=False)
+        return texts
+
+    # pass@1 is the validity.
+    columns = TABLE_COLUMNS if k == 1 else (*TABLE_COLUMNS, f"pass@{k}")
+    return split_rows(results, cells), columns
 
 
 def split_rows(
@@ -254,18 +309,8 @@ def split_rows(
     """
     rows = []
     for split, result in results.items():
-        domains = result["domains"].items() if len(result["domains"]) > 1 else ()
-        rows += [{"split": split, "domain": name, **cells(cell)} for name, cell in [("all", result), *domains]]
+        rows.append({"split": split, "domain": "all", **cells(result)})
+        # A single domain would say the same as the whole split.
+        if len(result["domains"]) > 1:
+            rows += [{"split": split, "domain": name, **cells(cell)} for name, cell in result["domains"].items()]
     return rows
-
-
-def cells(cell: Mapping[str, Any]) -> dict[str, str]:
-    """Write the measures of some rows."""
-    rates = {"exec": "executability", "exact": "exact_match", "read": "readable", "ended": "ended"}
-    means = {"prefix": "prefix", "goal": "goal", "LCCS": "lccs", "length": "length_ratio", "C*/C": "quality"}
-    return {
-        "n": str(cell["rows"]),
-        "valid": interval_text(cell["validity"]),
-        **{column: interval_text(cell[name], with_interval=False) for column, name in rates.items()},
-        **{column: interval_text(cell[name], with_interval=False) for column, name in means.items()},
-    }

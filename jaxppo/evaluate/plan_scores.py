@@ -18,7 +18,7 @@ def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     if not judged.is_readable:
         return 0.0
     if judged.progress.goals is None:
-        return _unknown_progress(judged)
+        return _score_without_progress(judged)
     steps = len(judged.outcome.actions)
     return (judged.progress.executed_steps or 0) / steps if steps else 1.0
 
@@ -26,18 +26,18 @@ def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
 def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     """Return conditions of the goal that hold where the plan stops / conditions that the goal joins by `and`.
 
-    A plan stops at its end or in front of the first step that cannot be carried out. 0 for text that is no plan,
+    A plan stops at its end or before the first step that cannot be carried out. 0 for text that is no plan,
     whatever holds at the start. A goal without conditions: 1 for executable plans.
     """
     if not judged.is_readable:
         return 0.0
     if judged.progress.goals is None:
-        return _unknown_progress(judged)
+        return _score_without_progress(judged)
     goals = judged.progress.goals
     return (judged.progress.goals_reached or 0) / goals if goals else float(judged.progress.executable)
 
 
-def _unknown_progress(judged: JudgedPrediction) -> float | None:
+def _score_without_progress(judged: JudgedPrediction) -> float | None:
     """Return 0 where the built-in validator gave up on a plan; None where it does not cover the domain."""
     return 0.0 if judged.progress.error in VALIDATOR_FAILURES else None
 
@@ -47,7 +47,10 @@ OVERLAPS: tuple[str, ...] = ("lcs", "lccs", "lcs_by_reference", "lccs_by_referen
 
 def exact_match(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     """Return whether the plan is a reference; None where none is known."""
-    return judged.is_readable and judged.outcome.actions in row.references if row.references else None
+    if not row.references:
+        return None
+    # Text that is no plan has no actions, which an empty reference would be equal to.
+    return judged.is_readable and judged.outcome.actions in row.references
 
 
 def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | None]:
@@ -63,14 +66,22 @@ def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | N
     if not row.references:
         return dict.fromkeys(OVERLAPS)
     best: dict[str, float] = dict.fromkeys(OVERLAPS, 0.0)
-    for reference in row.references if judged.is_readable else ():
-        actions = judged.outcome.actions
+    if not judged.is_readable:
+        return best
+    plan = judged.outcome.actions
+    for reference in row.references:
+        longer = max(len(plan), len(reference))
         for name, length_of in (("lcs", lcs_length), ("lccs", lccs_length)):
-            length = len(reference) if actions == reference else length_of(actions, reference)
-            divisors = {name: max(len(actions), len(reference)), f"{name}_by_reference": len(reference)}
-            for key, divisor in divisors.items():
-                best[key] = max(best[key], min(1.0, length / divisor) if divisor else 0.0)
+            # Both take time that grows with the product of the lengths; a plan equal to its reference needs neither.
+            length = len(reference) if plan == reference else length_of(plan, reference)
+            best[name] = max(best[name], _fraction(length, longer))
+            by_reference = f"{name}_by_reference"
+            best[by_reference] = max(best[by_reference], _fraction(length, len(reference)))
     return best
+
+
+def _fraction(length: int, divisor: int) -> float:
+    return min(1.0, length / divisor) if divisor else 0.0
 
 
 def length_ratio(row: JudgedRow, judged: JudgedPrediction) -> float | None:
@@ -95,6 +106,7 @@ def quality(row: JudgedRow, judged: JudgedPrediction, best: float | None) -> flo
     cost = judged.progress.cost
     if cost is None:
         return None
+    # Compared first: costs may be 0 or below, where the quotient means nothing.
     return 1.0 if cost <= best else best / cost
 
 

@@ -1,6 +1,9 @@
 """Read predictions for planning problems, from a model or a file made by anything else, and judge them."""
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,18 +11,12 @@ from typing import Any, NamedTuple
 
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
-from jaxppo.planning import (
-    PlanVerdict,
-    UnsupportedPddlError,
-    format_action,
-    parse_action,
-    validate_actions,
-)
+from jaxppo.planning import PlanVerdict, UnsupportedPddlError, format_action, parse_action, validate_actions
 from jaxppo.planning.datasets.rows import Row, reference_plans
 from jaxppo.planning.language.plans import Action, PlanError
 from jaxppo.reward_functions.plan import PlanOutcome, PlanScoring, judge_plans, reference_cost
 
-_MOST_LISTED = 10
+_MAX_LISTED = 10
 _UNREADABLE = "("
 """What no prompt style reads as a plan."""
 
@@ -28,7 +25,7 @@ class Prediction(NamedTuple):
     """A text that should be a plan.
 
     Attributes:
-        text: a completion in the prompt style of its row, or PDDL; None: there is none, which is a failure.
+        text: a completion in the prompt style of its row, or PDDL; None for no answer, which is a failure.
         ended: whether it ended at an end-of-sequence token; None where that is not known.
         seed: which run of the model, or which trained model, it is from.
         is_pddl: the text is `(action args)` one after another, whatever the row's prompt style.
@@ -66,9 +63,10 @@ class JudgedRow:
     @cached_property
     def references(self) -> tuple[tuple[Action, ...], ...]:
         """Return the reference plans; () where none is known."""
-        if self.row["reference_plan"] is None:
+        column = self.row["reference_plan"]
+        if column is None:
             return ()
-        return tuple(tuple(map(parse_action, plan)) for plan in reference_plans(self.row["reference_plan"]))
+        return tuple(tuple(map(parse_action, plan)) for plan in reference_plans(column))
 
     @cached_property
     def reference_length(self) -> int:
@@ -104,31 +102,38 @@ def judge_rows(
     """
     if len(rows) != len(predictions):
         raise DataError(f"predictions: expected {len(rows)} lists, one for each row, got {len(predictions)}")
-    empty = [row["id"] for row, given in zip(rows, predictions, strict=True) if not given]
+    pairs = list(zip(rows, predictions, strict=True))
+    empty = [row["id"] for row, row_predictions in pairs if not row_predictions]
     if empty:
-        raise DataError(f"predictions: expected at least one for each row, got none for {_listed(empty)}")
-    cases = [(row, prediction) for row, given in zip(rows, predictions, strict=True) for prediction in given]
+        raise DataError(f"predictions: expected at least one for each row, got none for {_list_ids(empty)}")
+    # One flat list, so that equal plans are judged once and VAL gets all of its work in one go.
+    flat_rows = []
+    flat_predictions = []
+    for row, row_predictions in pairs:
+        flat_rows += [row] * len(row_predictions)
+        flat_predictions += row_predictions
+    columns = ("domain_pddl", "problem_pddl", "reference_plan")
     outcomes = judge_plans(
-        [_UNREADABLE if prediction.text is None else prediction.text for _, prediction in cases],
+        [_UNREADABLE if prediction.text is None else prediction.text for prediction in flat_predictions],
         scoring,
-        prompt_style=["pddl" if prediction.is_pddl else row["prompt_style"] for row, prediction in cases],
-        **{name: [row[name] for row, _ in cases] for name in ("domain_pddl", "problem_pddl", "reference_plan")},
+        prompt_style=[
+            "pddl" if prediction.is_pddl else row["prompt_style"]
+            for row, prediction in zip(flat_rows, flat_predictions, strict=True)
+        ],
+        **{name: [row[name] for row in flat_rows] for name in columns},
     )
-    judged = iter(
-        JudgedPrediction(prediction, outcome, _progress(row, outcome))
-        for (row, prediction), outcome in zip(cases, outcomes, strict=True)
-    )
-    return [JudgedRow(row, tuple(next(judged) for _ in given)) for row, given in zip(rows, predictions, strict=True)]
+    judged = map(_judged, flat_rows, flat_predictions, outcomes)
+    return [JudgedRow(row, tuple(itertools.islice(judged, len(row_predictions)))) for row, row_predictions in pairs]
 
 
-def _progress(row: Row, outcome: PlanOutcome) -> PlanVerdict:
+def _judged(row: Row, prediction: Prediction, outcome: PlanOutcome) -> JudgedPrediction:
+    """Add how far the plan gets, which VAL does not say."""
     verdict = outcome.verdict
-    if verdict.error is PlanError.SYNTAX or verdict.goals is not None:
-        return verdict
-    try:
-        return validate_actions(row["domain_pddl"], row["problem_pddl"], outcome.actions)
-    except UnsupportedPddlError:
-        return verdict
+    progress = verdict
+    if verdict.error is not PlanError.SYNTAX and verdict.goals is None:
+        with suppress(UnsupportedPddlError):
+            progress = validate_actions(row["domain_pddl"], row["problem_pddl"], outcome.actions)
+    return JudgedPrediction(prediction, outcome, progress)
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -147,6 +152,7 @@ def read_plans(path: Path | str) -> dict[str, list[Prediction]]:
     """
     path = Path(path)
     try:
+        # Not splitlines: JSON strings may hold other line separators, such as U+2028, as they are.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
@@ -160,86 +166,89 @@ def read_plans(path: Path | str) -> dict[str, list[Prediction]]:
     return plans
 
 
-def _read_line(line: str, where: str) -> tuple[str, Prediction]:
+def _read_line(line: str, position: str) -> tuple[str, Prediction]:
     try:
         entry = parse_json(line)
     except DataError as error:
-        raise DataError(f"{where}: expected a JSON object, got {error}") from error
+        raise DataError(f"{position}: expected a JSON object, got {error}") from error
     if not isinstance(entry, dict):
-        raise DataError(f"{where}: expected a JSON object, got {type(entry).__name__}")
-    name = _field(entry, "id", str, where)
-    given = [field for field in ("plan", "completion") if field in entry]
-    if len(given) != 1:
-        raise DataError(f"{where}: expected either 'plan' or 'completion', got {' and '.join(given) or 'neither'}")
-    is_pddl = given == ["plan"]
-    text = _plan(entry["plan"], where) if is_pddl else _field(entry, "completion", str, where, optional=True)
-    ended, seed = (_field(entry, *field, where, optional=True) for field in (("ended", bool), ("seed", int)))
-    return name, Prediction(text, ended, 0 if seed is None else seed, is_pddl)
+        raise DataError(f"{position}: expected a JSON object, got {type(entry).__name__}")
+    name = _read_field(entry, "id", str, position)
+    fields = [field for field in ("plan", "completion") if field in entry]
+    if len(fields) != 1:
+        raise DataError(f"{position}: expected either 'plan' or 'completion', got {' and '.join(fields) or 'neither'}")
+    is_pddl = fields == ["plan"]
+    if is_pddl:
+        text = _read_pddl(entry["plan"], position)
+    else:
+        text = _read_optional(entry, "completion", str, position)
+    ended = _read_optional(entry, "ended", bool, position)
+    seed = _read_optional(entry, "seed", int, position) or 0
+    return name, Prediction(text, ended, seed, is_pddl)
 
 
-def _field(entry: Mapping[str, Any], name: str, kind: type, where: str, optional: bool = False) -> Any:
+def _read_optional(entry: Mapping[str, Any], name: str, kind: type, position: str) -> Any:
+    """Read a field that may be absent or null."""
+    return None if entry.get(name) is None else _read_field(entry, name, kind, position)
+
+
+def _read_field(entry: Mapping[str, Any], name: str, kind: type, position: str) -> Any:
     value = entry.get(name)
-    if optional and value is None:
-        return None
+    # In Python true is an int, in a file it is no number.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         got = "nothing" if name not in entry else f"{value!r:.60}"
-        raise DataError(f"{where}: field '{name}': expected {kind.__name__}, got {got}")
+        raise DataError(f"{position}: field '{name}': expected {kind.__name__}, got {got}")
     return value
 
 
-def _plan(plan: Any, where: str) -> str | None:
+def _read_pddl(plan: Any, position: str) -> str | None:
     if isinstance(plan, list) and all(isinstance(step, str) for step in plan):
         return "\n".join(plan)
     if not isinstance(plan, str | None):
-        raise DataError(f"{where}: field 'plan': expected text or a list of '(action args)', got {plan!r:.60}")
+        raise DataError(f"{position}: field 'plan': expected text or a list of '(action args)', got {plan!r:.60}")
     return plan
 
 
 def match_plans(
-    rows: Sequence[Row],
-    plans: Mapping[str, Sequence[Prediction]],
-    *,
-    allow_missing: bool = False,
-    allow_unknown: bool = False,
+    rows: Sequence[Row], plans: Mapping[str, Sequence[Prediction]], *, allow_unmatched: bool = False
 ) -> list[list[Prediction]]:
     """Match predictions with rows by their ids.
 
     Args:
         rows: of all splits that are evaluated.
         plans: from `read_plans`.
-        allow_missing: a row without a plan counts as failed (as not readable) instead of being refused; it is never
-            left out.
-        allow_unknown: plans of other ids are passed over.
+        allow_unmatched: a row without a plan counts as failed (as not readable) instead of being refused; it is never
+            left out. Plans of other ids are ignored.
 
     Raises:
         DataError: ids that only one side has, listed, or an id that two rows share.
     """
-    names = _unique_ids(rows)
-    missing = [] if allow_missing else [name for name in names if name not in plans]
-    unknown = [] if allow_unknown else [name for name in plans if name not in names]
-    found = [f"no plan for {_listed(missing)}"] * bool(missing) + [f"no row for {_listed(unknown)}"] * bool(unknown)
-    if found:
-        raise DataError(f"plans: expected the ids of the {len(rows)} rows, got {'; '.join(found)}")
-    return [list(plans.get(name, [Prediction(None)])) for name in names]
+    counts = Counter(row["id"] for row in rows)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise DataError(f"rows: expected a different id for each, got several rows for {_list_ids(repeated)}")
+    problems = []
+    if missing := [name for name in counts if name not in plans]:
+        problems.append(f"no plan for {_list_ids(missing)}")
+    if unknown := [name for name in plans if name not in counts]:
+        problems.append(f"no row for {_list_ids(unknown)}")
+    if problems and not allow_unmatched:
+        raise DataError(f"plans: expected the ids of the {len(rows)} rows, got {'; '.join(problems)}")
+    # A row that is left out would make the rate of the others the result.
+    return [list(plans.get(name, [Prediction(None)])) for name in counts]
 
 
-def _unique_ids(rows: Sequence[Row]) -> dict[str, None]:
-    names = dict.fromkeys(row["id"] for row in rows)
-    if len(names) < len(rows):
-        seen: set[str] = set()
-        twice = [row["id"] for row in rows if row["id"] in seen or seen.add(row["id"])]
-        raise DataError(f"rows: expected a different id for each, got several rows for {_listed(twice)}")
-    return names
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return f"{len(names)} id(s): {', '.join(names[:_MOST_LISTED])}{more}"
+def _list_ids(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{len(names)} id(s): {', '.join(names[:_MAX_LISTED])}{more}"
 
 
 def prediction_records(judged: Sequence[JudgedRow]) -> list[dict[str, Any]]:
     """Return one record per prediction, with its verdict; `read_plans` reads them back from lines of a file."""
-    return [_record(row.row, prediction) for row in judged for prediction in row.predictions]
+    records = []
+    for row in judged:
+        records += [_record(row.row, prediction) for prediction in row.predictions]
+    return records
 
 
 def _record(row: Row, judged: JudgedPrediction) -> dict[str, Any]:

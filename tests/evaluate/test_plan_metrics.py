@@ -11,9 +11,8 @@ from itertools import combinations
 import pytest
 
 from jaxppo.errors import ConfigError
-from jaxppo.evaluate import plan_metrics
 from jaxppo.evaluate.intervals import mean_interval, wilson
-from jaxppo.evaluate.plan_metrics import measure, pass_at_k, plan_results, summary_rows
+from jaxppo.evaluate.plan_metrics import measure, pass_at_k, plan_results, summary_table
 from jaxppo.evaluate.predictions import Prediction, judge_rows
 from jaxppo.planning import validate_plan
 from jaxppo.planning.datasets.rows import build_split
@@ -233,12 +232,12 @@ def test_plan_results_refuse_edges_that_do_not_increase(edges):
         plan_results(judged(RIGHT), edges)
 
 
-def test_summary_rows_show_domains_where_there_are_several():
+def test_summary_table_shows_domains_where_there_are_several():
     rows, predictions = spoiled_rows()
-    table = summary_rows(plan_results(judge_rows(rows, predictions)))
+    table, columns = summary_table(plan_results(judge_rows(rows, predictions)))
     assert [(row["split"], row["domain"]) for row in table] == [
         (split, domain) for split in ("test", "test_longer") for domain in ("all", "blocks", "towers")
     ]
-    assert all(set(row) == set(plan_metrics.TABLE_COLUMNS) for row in table)
-    (alone,) = summary_rows(plan_results(judged(RIGHT, SHORT)))
+    assert all(set(row) == set(columns) for row in table)
+    ((alone,), _) = summary_table(plan_results(judged(RIGHT, SHORT)))
     assert alone["valid"] == "50.0% [9.5%, 90.5%]" and alone["length"] == "1.000" and alone["ended"] == "-"

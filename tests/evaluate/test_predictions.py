@@ -70,14 +70,11 @@ def test_match_plans_lists_ids_of_one_side_only():
     plans = {"p0": [Prediction("")], "p1": [Prediction("x"), Prediction("y")], "q": [Prediction("")]}
     with pytest.raises(DataError, match=r"12 .*p2, p3, p4, p5, p6, p7, p8, p9, p10, p11 .*2 .*1 .*q"):
         match_plans(rows, plans)
-    with pytest.raises(DataError, match="q") as error:
-        match_plans(rows, plans, allow_missing=True)
-    assert "p2" not in str(error.value)
-    matched = match_plans(rows, plans, allow_missing=True, allow_unknown=True)
+    matched = match_plans(rows, plans, allow_unmatched=True)
     assert matched[:3] == [[Prediction("")], [Prediction("x"), Prediction("y")], [Prediction(None)]]
     assert len(matched) == 14
     with pytest.raises(DataError, match="p0"):
-        match_plans([*rows, rows[0]], plans, allow_missing=True, allow_unknown=True)
+        match_plans([*rows, rows[0]], plans, allow_unmatched=True)
 
 
 OWN_STYLE = {"nl": "use light on a. use light on b.", "pddl": "(light a)(light b)", "atoms": "light a ; light b"}
@@ -173,5 +170,5 @@ def test_unsupported_pddl_has_no_progress(monkeypatch):
     for module in (predictions, plan):
         monkeypatch.setattr(module, "validate_actions", refuse)
     outcome = row.predictions[0].outcome._replace(verdict=type(verdict)(False, True, False))
-    assert predictions._progress(row.row, outcome).goals is None
+    assert predictions._judged(row.row, row.predictions[0].prediction, outcome).progress.goals is None
     assert predictions.JudgedRow(row.row, row.predictions).reference_cost is None
