@@ -12,7 +12,7 @@ from jaxppo.config.paths import cache_dir
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
-from jaxppo.run.made_once import made_once
+from jaxppo.run.cache_folder import get_or_build
 
 Row = dict[str, Any]
 
@@ -60,7 +60,7 @@ class GeneratedSplit(NamedTuple):
         key = json.dumps({"generator_version": datasets.GENERATOR_VERSION, "request": self.request}, sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
         folder = cache_dir() / "datasets" / f"{self.data}-{self.split}-{digest}"
-        return made_once(folder, lambda path: dataset_files.write_jsonl(self.generate(), path / f"{self.split}.jsonl"))
+        return get_or_build(folder, lambda path: dataset_files.write_jsonl(self.generate(), path / f"{self.split}.jsonl"))
 
 
 def builtin_split(config: DataConfig, split: str) -> GeneratedSplit:

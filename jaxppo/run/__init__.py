@@ -6,6 +6,7 @@ In: a step function and its settings. Out: a run folder that can be resumed.
 __all__ = [
     "activity",
     "alarms",
+    "cache_folder",
     "checkpoints",
     "cli",
     "console",
@@ -14,7 +15,6 @@ __all__ = [
     "jsonl",
     "lock",
     "loop",
-    "made_once",
     "metrics",
     "preemption",
     "stages",

@@ -1,19 +1,16 @@
-"""One process at a time works on a run folder: a lock that ends with whoever holds it."""
+"""One process at a time works on a run folder: a lock that ends with the process that holds it."""
 
+import contextlib
 import datetime
 import logging
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+
+from filelock import FileLock, Timeout
 
 from jaxppo.errors import ConfigError
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 LOCK_FILE = ".lock"
 """Name of the file in a run folder, while a process works on it."""
@@ -25,8 +22,8 @@ class FolderLock:
     """The right to write into a run folder.
 
     The operating system takes the lock back when its process ends, however it ends. On network file systems it holds
-    across hosts where their servers carry locks (NFS since version 3, Lustre with `flock`); where a file system or the
-    platform has no locks, nothing is locked.
+    across hosts where their servers carry locks (NFS since version 3, Lustre with `flock`); where a file system has no
+    locks, nothing is locked.
 
     Args:
         folder: an existing folder.
@@ -34,7 +31,7 @@ class FolderLock:
 
     def __init__(self, folder: Path):
         self._path = folder / LOCK_FILE
-        self._file: TextIO | None = None
+        self._lock: FileLock | None = None
 
     def acquire(self) -> None:
         """Take the lock.
@@ -42,15 +39,14 @@ class FolderLock:
         Raises:
             ConfigError: another process holds it; the message names host, process and start.
         """
-        self._file = locked(self._path, self._refuse)
-        self._file.truncate(0)
+        self._lock = acquire(self._path, self._refuse)
         started = datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
-        self._file.flush()
+        self._path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {started}\n", encoding="utf-8")
 
-    def _refuse(self, file: TextIO) -> None:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
+    def _refuse(self) -> None:
+        holder = "another process"
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            holder = self._path.read_text(encoding="utf-8").strip() or holder
         raise ConfigError(
             f"output_dir: expected a run that nobody works on, got {self._path.parent}, on which {holder} works; wait "
             "for its end, or stop it"
@@ -58,10 +54,9 @@ class FolderLock:
 
     def release(self) -> None:
         """Give the lock back, and remove its file; nothing where it is not held."""
-        if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
+        if self._lock is not None:
+            release(self._lock)
+            self._lock = None
 
     def __enter__(self) -> "FolderLock":
         self.acquire()
@@ -71,39 +66,31 @@ class FolderLock:
         self.release()
 
 
-def locked(path: Path, busy: Callable[[TextIO], None]) -> TextIO:
-    """Return an open and locked file at a path; whoever is done with it removes and closes it.
+def acquire(path: Path, busy: Callable[[], None]) -> FileLock:
+    """Return a held lock, for `release`.
 
     Args:
-        path: of the file, which is made where it is missing.
-        busy: called with it where another process holds it; it raises, or the lock is waited for.
+        path: of its file, which is created where it is missing.
+        busy: called where another process holds the lock; it raises, or the lock is waited for.
     """
-    while True:
-        file = path.open("a+", encoding="utf-8")
+    # filelock would fall back to a marker file where there are no locks, but that of a process which was killed on
+    # another host stays for good: no lock is better there than a run that cannot be resumed.
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
         try:
-            _lock(file, busy)
-        except OSError:
-            _LOG.info("%s: this file system has no locks", path)
-        except BaseException:
-            file.close()
-            raise
-        if _is_at(path, file):
-            return file
-        file.close()  # its holder has removed it between the lines above
+            lock.acquire(blocking=False)
+        except Timeout:
+            busy()
+            lock.acquire()
+    except OSError as error:
+        # A folder that cannot be written to is found by whoever writes into it next, who says what to do.
+        _LOG.info("%s: not locked: %s", path, error)
+    return lock
 
 
-def _lock(file: TextIO, busy: Callable[[TextIO], None]) -> None:
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        busy(file)
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-
-def _is_at(path: Path, file: TextIO) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
+def release(lock: FileLock) -> None:
+    """Give a lock back and remove its file."""
+    # Removed while it is held: whoever waits for the file finds that it is gone, and locks a new one.
+    with contextlib.suppress(OSError):  # Windows removes no file that is open
+        os.unlink(lock.lock_file)
+    lock.release()

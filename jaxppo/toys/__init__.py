@@ -15,7 +15,7 @@ import jaxppo
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import preset_values
 from jaxppo.errors import ToyError
-from jaxppo.run.made_once import made_once
+from jaxppo.run.cache_folder import get_or_build
 
 LOG_FILE = "build.log"
 
@@ -57,7 +57,7 @@ def find(name: str) -> Path | None:
     if name not in TOYS:
         return None
     folder = cache_dir() / "toys" / f"{name}-{_digest(name)}"
-    made_once(folder, lambda made: _make(name, made, folder))
+    get_or_build(folder, lambda made: _make(name, made, folder))
     return folder / TOYS[name].result
 
 

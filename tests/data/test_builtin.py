@@ -67,7 +67,7 @@ def test_the_shipped_splits_begin_with_what_would_be_built(split, most, monkeypa
 @pytest.mark.parametrize("split", ["rl", "test", "test_longer"])
 def test_the_shipped_splits_of_a_stream_begin_with_what_would_be_drawn(split, every, monkeypatch):
     config = parse_cli(TrainConfig, "train", ["--preset", "planning-multi"]).data
-    monkeypatch.setattr(builtin, "made_once", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr(builtin, "get_or_build", lambda *_: pytest.fail("drawn"))
     rows = data.load_split(config, split)
     stream, num_domains = data.stream_of(config, split), len(config.stream_domains)
     per_domain = len(rows) // num_domains

@@ -1,5 +1,6 @@
 """One holder at a time, and none after its death."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -56,3 +57,14 @@ def test_of_many_that_come_and_go_never_two_hold_it(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
     assert set(most) == {1} and len(most) > 8
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_locks_nothing_and_keeps_no_file(tmp_path, monkeypatch, code):
+    def flock(*_):
+        raise OSError(code, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with FolderLock(tmp_path), FolderLock(tmp_path):
+        assert (tmp_path / LOCK_FILE).exists()
+    assert list(tmp_path.iterdir()) == []

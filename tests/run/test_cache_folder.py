@@ -1,4 +1,4 @@
-"""Folders of the cache: made by one of several that ask, whole or not at all."""
+"""Folders of the cache: built by one of several that ask, complete or not at all."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxppo.run import made_once as module
-from jaxppo.run.made_once import made_once
+from jaxppo.run import lock
+from jaxppo.run.cache_folder import get_or_build
 
 
 def write(made: Path) -> None:
@@ -19,16 +19,16 @@ def write(made: Path) -> None:
 @pytest.fixture
 def wait_for_one(monkeypatch):
     """A function that returns once another thread has begun to wait for the lock, which is that of its open file."""
-    waiting, locked = threading.Semaphore(0), module.locked
+    waiting, acquire = threading.Semaphore(0), lock.acquire
 
     def counted(path, busy):
-        def waits(file):
+        def waits():
             waiting.release()
-            busy(file)
+            busy()
 
-        return locked(path, waits)
+        return acquire(path, waits)
 
-    monkeypatch.setattr(module, "locked", counted)
+    monkeypatch.setattr(lock, "acquire", counted)
 
     def wait():
         assert waiting.acquire(timeout=60)
@@ -41,18 +41,18 @@ def test_of_several_that_ask_one_makes_the_folder_and_another_where_it_fails(tmp
 
     def make(made):
         makers.append(made)
-        wait_for_one()
         if len(makers) == 1:
+            wait_for_one()
             wait_for_one()
             raise RuntimeError("the first one fails")  # and its lock is gone: the others need another one
         write(made)
 
     with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(made_once, tmp_path / "folder", make) for _ in range(3)]
+        futures = [pool.submit(get_or_build, tmp_path / "folder", make) for _ in range(3)]
     failures = [future.exception() for future in futures if future.exception() is not None]
     assert [type(failure) for failure in failures] == [RuntimeError] and len(makers) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-    made_once(tmp_path / "folder", lambda made: pytest.fail("made again"))
+    get_or_build(tmp_path / "folder", lambda made: pytest.fail("made again"))
 
 
 def test_what_fails_leaves_nothing(tmp_path):
@@ -61,5 +61,5 @@ def test_what_fails_leaves_nothing(tmp_path):
         raise ValueError("no luck")
 
     with pytest.raises(ValueError, match="no luck"):
-        made_once(tmp_path / "folder", fail)
+        get_or_build(tmp_path / "folder", fail)
     assert list(tmp_path.iterdir()) == []
