@@ -6,7 +6,6 @@ Of several processes each writes its part; one that cannot does not wait for the
 """
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -36,8 +35,6 @@ EMPTY_HOST_STATE = HostState()
 _LEAST_SLICE_BYTES = 2**20
 """Of an array that all devices have, each copies a part to the host, unless the parts are smaller than this."""
 
-_ORBAX = os.path.join("orbax", "checkpoint", "")
-
 Warn = Callable[[str], None]
 
 
@@ -54,7 +51,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int, best: str | None = None, greater_is_better: bool = True):
-        _mute_orbax()
         self._folder, self._best = folder.absolute(), best
         self._kept = _LatestAndBest(keep, 1.0 if greater_is_better else -1.0)
         self._manager: ocp.CheckpointManager | None = None
@@ -439,22 +435,3 @@ def _system_reason(error: Exception) -> str | None:
         return error.strerror or str(error)
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return None if code is None else os.strerror(int(code[1]))
-
-
-def _mute_orbax() -> None:
-    """Whatever orbax raises it also prints, with tracebacks, from its threads and from the tasks that it leaves."""
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(_is_not_about_orbax)
-    if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = _show_unless_loop_closed
-
-
-def _is_not_about_orbax(record: logging.LogRecord) -> bool:
-    about_orbax = "orbax" in record.getMessage() if record.name == "asyncio" else _ORBAX in record.pathname
-    return not about_orbax
-
-
-def _show_unless_loop_closed(event: Any) -> None:
-    """Of several writes that fail at once, all but the first find that nobody waits for them any more."""
-    if str(event.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(event)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +33,9 @@ _OS_FIXES = {
 }
 """What to do about errors of the operating system."""
 
+SHOW_ORBAX = "JAXPPO_ORBAX_LOGS"
+"""Environment variable; with any value all that orbax prints is shown."""
+
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 """New objects after which Python looks for unreachable cycles among the youngest. Its own 700 to 2,000 are few where
 tracing makes millions that stay: looking took a fifth of the interpreter's time until the first update."""
@@ -45,13 +49,14 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without torch, transformers would say that models are not available: those of jaxppo are.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    young, *older = gc.get_threshold()
-    if young:  # 0: somebody has switched it off
-        gc.set_threshold(max(young, _OBJECTS_BETWEEN_COLLECTIONS), *older)
+    threshold, *older_thresholds = gc.get_threshold()
+    if threshold:  # 0: somebody has switched it off
+        gc.set_threshold(max(threshold, _OBJECTS_BETWEEN_COLLECTIONS), *older_thresholds)
     if not gc.get_freeze_count():
         gc.freeze()  # what was imported stays: full searches need not go through it
     try:
         if uses_jax:
+            quiet_orbax()
             set_up_jax()
         command()
         if uses_jax:
@@ -59,10 +64,11 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     except JaxppoError as error:
         _refuse(str(error))
     except OSError as error:  # a path that cannot be read or written, a full disk
-        got = f"{error.strerror or error}; {_OS_FIXES.get(error.errno or 0, 'look at what is there')}"
-        _refuse(f"{error.filename or 'input/output'}: expected to be readable and writable, got: {got}")
+        path = error.filename or "input/output"
+        fix = _OS_FIXES.get(error.errno or 0, "look at what is there")
+        _refuse(f"{path}: expected to be readable and writable, got: {error.strerror or error}; {fix}")
     except Preempted as stop:
-        _say(sanitize(str(stop)))
+        _print_surely(sanitize(str(stop)))
         if uses_jax:
             _wait_for_others()
         _exit(stop.exit_status)
@@ -106,22 +112,23 @@ def _check_backend() -> None:
     try:
         jax.devices()
     except Exception as error:  # JAX's own kinds, and failed assertions
-        asked = os.environ.get("JAX_PLATFORMS") or "no JAX_PLATFORMS"
+        platforms = os.environ.get("JAX_PLATFORMS") or "no JAX_PLATFORMS"
         fix = "unset JAX_PLATFORMS, or install what it needs (pip install 'jaxppo[gpu]' or 'jaxppo[tpu]')"
-        got = f"{asked} ({first_line(error)[:300]})"
         _refuse(
-            f"JAX_PLATFORMS: expected a platform that JAX can start, got {got}; {fix}; python -m jaxppo.doctor looks"
+            f"JAX_PLATFORMS: expected a platform that JAX can start, got {platforms} ({first_line(error)[:300]}); "
+            f"{fix}; python -m jaxppo.doctor looks"
         )
 
 
-def _say(line: str) -> None:
+def _print_surely(line: str) -> None:
     """Print a line that must arrive: where the reader of the output has gone, on standard error."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 1)
-            sys.stdout.flush()  # a buffer keeps what could not be written, and would write it a second time
+        # The buffer still holds the line and would print it a second time: flush it to where nobody reads.
+        with open(os.devnull, "wb") as null_file:
+            os.dup2(null_file.fileno(), 1)
+            sys.stdout.flush()
         os.dup2(2, 1)
         print(line, file=sys.stderr, flush=True)
 
@@ -141,6 +148,32 @@ def _wait_for_others() -> None:
     from jaxppo.parallel import processes
 
     processes.wait_for_all()
+
+
+def quiet_orbax() -> None:
+    """Leave out what orbax prints until the end of this process, unless `JAXPPO_ORBAX_LOGS` is set.
+
+    Where a checkpoint cannot be written, one line of ours says why. Orbax would print a traceback from each thread that
+    the failure reaches, through the loggers of absl and asyncio; and for each write that fails after the first, asyncio
+    reports a closed event loop where no logger sees it.
+    """
+    if os.environ.get(SHOW_ORBAX):
+        return
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_not_from_orbax)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _report_unless_loop_closed
+
+
+def _is_not_from_orbax(record: logging.LogRecord) -> bool:
+    # asyncio logs on behalf of others: whose coroutine failed stands in the message.
+    source = record.getMessage() if record.name == "asyncio" else record.pathname
+    return "orbax" not in source
+
+
+def _report_unless_loop_closed(event: Any) -> None:
+    if str(event.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(event)
 
 
 def set_up_jax() -> None:

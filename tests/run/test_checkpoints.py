@@ -14,7 +14,7 @@ import tensorstore
 from jaxppo.errors import DataError
 from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.run import checksums
+from jaxppo.run import checksums, cli
 from jaxppo.run.checkpoints import ITEMS, Checkpoints
 from jaxppo.types import TrainState
 from tests.commands import run_code
@@ -369,6 +369,7 @@ def fill_up(folder, limit, when):
     checkpoints.close()
     return message
 
+cli.quiet_orbax()
 cli.set_up_jax()
 jax.config.update("jax_enable_compilation_cache", False)  # its files would not fit either
 folder, limit, when = Path(sys.argv[1]), *sys.argv[2:]
@@ -382,7 +383,10 @@ os._exit(0)  # these threads can keep the process for minutes
 
 
 @pytest.mark.full
-def test_a_full_disk_is_one_error_and_leaves_the_earlier_checkpoints(tmp_path):
+def test_a_full_disk_is_one_error_and_leaves_the_earlier_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setenv(cli.SHOW_ORBAX, "1")
+    assert "Traceback" in run_code(FULL_DISK, tmp_path / "shown", 9000, "wait")[2]
+    monkeypatch.delenv(cli.SHOW_ORBAX)
     for limit, when in ((0, "wait"), (700, "check"), (9000, "wait"), (1048576, "wait")):
         folder = tmp_path / str(limit)
         status, out, err = run_code(FULL_DISK, folder, limit, when)
