@@ -36,4 +36,4 @@ class FinishClock:
 
     def close(self) -> None:
         """Wait for what is being watched, unless the run has left it behind, and end the thread."""
-        self._watcher.shutdown(wait=not activity.is_left_behind())
+        self._watcher.shutdown(wait=not activity.has_abandoned_work())

@@ -11,7 +11,7 @@ from jaxppo.config import EvaluateConfig, RewardModelConfig, SelfTrainConfig, SF
 from jaxppo.config.gone import renewed
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, fields_of, flatten, plain_values, preset_values, read_yaml
 from jaxppo.errors import DataError
-from jaxppo.run.folder import EVAL_FILE, read_evals
+from jaxppo.run.folder import EVAL_FILE, read_json
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import COUNTERS, METRICS, Band, find
 
@@ -191,7 +191,7 @@ def read_run(folder: Path | str) -> Run:
     config = _COMMANDS[command]()
     plain = {name: value for name, value in plain_values(flatten(config)).items() if name not in CALL_ONLY}
     metrics = folder / METRICS_FILE
-    before, after, headline_split = _evaluations(read_evals(folder / EVAL_FILE))
+    before, after, headline_split = _evaluations(read_json(folder / EVAL_FILE))
     return Run(
         folder=folder,
         command=command,

@@ -1,4 +1,4 @@
-"""What takes long and is no step of a loop: shown while it goes on, and left where the run is asked to stop."""
+"""Long work that is no step of a loop: shown while it goes on, and left where the run is asked to stop."""
 
 import contextvars
 import queue
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GRACE_S = 3.0
-"""Seconds that what is being computed may take to its end once the run is asked to stop."""
-LOOKS_PER_S = 5
-"""How often a waiting thread looks whether the run is asked to stop."""
+"""Seconds that a computation may take to its end once the run is asked to stop."""
+CHECK_S = 0.2
+"""Seconds after which a waiting thread checks again whether the run is asked to stop."""
 
 
 class Activity:
-    """Something that is going on.
+    """Work that is going on.
 
     Args:
         title: what it is, such as "tokenizing".
-        total: how much there is to do; None: not known.
+        total: how much is to be done; None: unknown.
         unit: what is counted, in the plural.
 
     Attributes:
@@ -36,17 +36,20 @@ class Activity:
     """
 
     def __init__(self, title: str, total: int | None = None, unit: str = "rows"):
-        self.title, self.total, self.unit, self.done = title, total, unit, 0
-        self._began = time.perf_counter()
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self._start_s = time.perf_counter()
 
     @property
     def elapsed_s(self) -> float:
         """Return the seconds since it began."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._start_s
 
     @property
     def left_s(self) -> float | None:
-        """Return the seconds left at the speed so far; None where nothing says."""
+        """Return the seconds left at the speed so far; None where that is unknown."""
         if self.total is None or not 0 < self.done < self.total:
             return None
         return self.elapsed_s / self.done * (self.total - self.done)
@@ -56,7 +59,7 @@ _console: "weakref.ref[Console] | None" = None
 
 
 def show_on(console: "Console") -> None:
-    """Let activities be shown on this console, as long as it is there."""
+    """Show activities on this console, as long as it exists."""
     global _console
     _console = weakref.ref(console)
 
@@ -67,7 +70,7 @@ def _current() -> "Console | None":
 
 @contextmanager
 def shown(title: str, total: int | None = None, unit: str = "rows") -> Iterator[Activity]:
-    """Show what the block does, should it take long; `done` of what it gives is to be kept up to date.
+    """Show what the block does, should it take long; the block keeps `done` of the activity up to date.
 
     Args:
         title: see `Activity`.
@@ -101,12 +104,12 @@ def warn(text: str) -> None:
 
 
 class _Worker:
-    """A thread that computes one thing after the other, and is kept: to start one while devices are busy takes long."""
+    """A thread that computes one task after the other, and stays: to start one while devices are busy takes long."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.is_busy = False
-        # The end of the process does not wait for it.
+        # A daemon: the end of the process does not wait for it.
         threading.Thread(target=self._work, name="attended", daemon=True).start()
 
     def begin(self, compute: Callable[[], T]) -> "Future[T]":
@@ -134,7 +137,7 @@ class _Worker:
 
 
 _workers: list[_Worker] = []
-"""The last one is at hand; those before compute what nobody waits for any more."""
+"""The last one takes the next task; the others compute what nobody waits for any more."""
 
 
 def attended(compute: Callable[[], T], *, takes_state: bool = False) -> T:
@@ -145,8 +148,8 @@ def attended(compute: Callable[[], T], *, takes_state: bool = False) -> T:
 
     Args:
         compute: compiles and computes; it must not need the main thread.
-        takes_state: it takes over the memory of a state, which is lost if it is left. That is waited for, unless the
-            state is saved.
+        takes_state: whether it takes over the memory of a state, which is lost if nobody waits for the result. So it
+            is waited for, unless the state is saved.
 
     Raises:
         Preempted: the run was asked to stop.
@@ -159,25 +162,27 @@ def attended(compute: Callable[[], T], *, takes_state: bool = False) -> T:
     if not _workers or _workers[-1].is_busy:
         _workers.append(_Worker())
     future = _workers[-1].begin(compute)
-    asked_at, is_told = None, False
+    requested_at = None
+    has_warned = False
     while True:
         try:
-            return future.result(timeout=1 / LOOKS_PER_S)
+            return future.result(timeout=CHECK_S)
         except TimeoutError:
             if future.done():  # the error is that of `compute`
                 raise
         if preemption.notice() is None:
             continue
-        asked_at = asked_at or time.perf_counter()
-        if time.perf_counter() - asked_at < GRACE_S:
+        # Most computations end within the grace: the run then stops between two stages, with nothing left behind.
+        requested_at = requested_at or time.perf_counter()
+        if time.perf_counter() - requested_at < GRACE_S:
             continue
         if not (takes_state and preemption.is_work_unsaved()):
             preemption.check()
-        elif not is_told:
-            is_told = True
+        elif not has_warned:
+            has_warned = True
             warn("stopping: this step cannot be interrupted without losing it; it is finished, and then saved")
 
 
-def is_left_behind() -> bool:
+def has_abandoned_work() -> bool:
     """Return whether something still computes that nobody waits for: Python cannot end in order meanwhile."""
     return any(worker.is_busy for worker in _workers)

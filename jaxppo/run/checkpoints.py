@@ -27,12 +27,17 @@ from jaxppo.parallel import processes, stacks
 from jaxppo.run import checksums
 from jaxppo.types import PREFETCHED, HostState, Params, TrainState
 
-PARAMS, OPT_STATE, REST, PREFETCHED_ITEM, META = ITEMS = ("params", "opt_state", "rest", "ahead", "meta")
-"""Folders of a checkpoint: an item can be read without the others. `ahead` is there with `async_rollouts` alone."""
+# Folders of a checkpoint: an item can be read without the others.
+PARAMS = "params"
+OPT_STATE = "opt_state"
+REST = "rest"
+PREFETCHED_ITEM = "ahead"  # with `async_rollouts` alone
+META = "meta"
+ITEMS = (PARAMS, OPT_STATE, REST, PREFETCHED_ITEM, META)
 
 EMPTY_HOST_STATE = HostState()
 
-_LEAST_SLICE_BYTES = 2**20
+_MIN_SLICE_BYTES = 2**20
 """Of an array that all devices have, each copies a part to the host, unless the parts are smaller than this."""
 
 Warn = Callable[[str], None]
@@ -51,8 +56,9 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int, best: str | None = None, greater_is_better: bool = True):
-        self._folder, self._best = folder.absolute(), best
-        self._kept = _LatestAndBest(keep, 1.0 if greater_is_better else -1.0)
+        self._folder = folder.absolute()
+        self._best_metric = best
+        self._policy = _LatestAndBest(keep, sign=1.0 if greater_is_better else -1.0)
         self._manager: ocp.CheckpointManager | None = None
         self._writing: int | None = None  # the step of the last `save`
         self._failed = threading.Event()  # this process's part of it, in a thread of orbax
@@ -63,7 +69,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """Whatever is named like a checkpoint, in order; only reading one shows whether it is whole."""
+        """Whatever is named like a checkpoint, in order; only reading one shows whether it is undamaged."""
         if not self._folder.is_dir():
             return []
         return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal() and entry.is_dir())
@@ -71,13 +77,13 @@ class Checkpoints:
     @property
     def latest(self) -> int | None:
         """Updates done at the latest checkpoint that was written to its end, or None."""
-        whole = (step for step in self.steps if (self._folder / str(step) / checksums.FILE).is_file())
-        return max(whole, default=None)
+        complete = (step for step in self.steps if (self._folder / str(step) / checksums.FILE).is_file())
+        return max(complete, default=None)
 
     @property
     def best_step(self) -> int | None:
         """Updates done at the checkpoint with the best value of the metric, or None."""
-        return self._kept.best(self.steps)
+        return self._policy.best(self.steps)
 
     def save(
         self,
@@ -103,17 +109,19 @@ class Checkpoints:
         """
         self.wait()
         with self._write_errors(step):
-            self._clear_the_way(step)
-            meta = meta if metrics is None else meta | {"metrics": metrics}
-            meta = json.loads(json.dumps(meta, default=_plain), parse_constant=_no_number)
+            self._set_damaged_aside(step)
+            if metrics is not None:
+                meta = meta | {"metrics": metrics}
+            meta = json.loads(json.dumps(meta, default=_to_list), parse_constant=_nan_to_none)
             self._note_value(step, meta)
             self._writing = step
-            items = {
-                name: ocp.args.StandardSave(tree) for name, tree in (_trees(state, host) | _prefetched(host)).items()
-            }
+            trees = _trees(state, host) | _prefetched_tree(host)
+            items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+            if self._manager is None:
+                self._manager = self._make_manager()
             arguments = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(meta)})
-            self._manager = self._manager or self._make_manager()
-            self._manager.save(step, args=arguments, force=True)  # else a step before the newest is skipped silently
+            # Without `force` orbax skips a step before the newest without a word.
+            self._manager.save(step, args=arguments, force=True)
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written.
@@ -126,7 +134,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
 
     def check(self) -> None:
-        """Wait for nothing, but say at once that the last checkpoint could not be written, where that is known.
+        """Wait for nothing, but report at once that the last checkpoint could not be written, where that is clear.
 
         Raises:
             DataError: see `wait`.
@@ -139,7 +147,7 @@ class Checkpoints:
 
         Args:
             like: its arrays say where the restored ones are placed, whatever devices they were saved from.
-            warn: is given a line about damaged checkpoints that are passed over.
+            warn: called with one line about damaged checkpoints that are passed over.
             host: whether the run has a curriculum, and how large. A prefetched batch is restored in any case, as arrays
                 of numpy, for its lengths are its own.
 
@@ -151,14 +159,14 @@ class Checkpoints:
         like = like._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
         step, self._damaged = processes.on_first(lambda: (self._newest_undamaged(ITEMS, warn), self._damaged))
         self._check_fits(step, like, host)
+        restored = {}
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            restored = {
-                name: reader.restore(
-                    self._folder / str(step) / name,
-                    args=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)),
-                )
-                for name, tree in _trees(like, host).items()
-            }
+            for name, tree in _trees(like, host).items():
+                target = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
+                path = self._folder / str(step) / name
+                restored[name] = reader.restore(path, args=ocp.args.StandardRestore(target))
+        # On disk every layer is an item of its own, so that a checkpoint fits runs that stack layers and runs that do
+        # not.
         params = stacks.stacked_like(restored[PARAMS], like.params)
         opt_state = stacks.stacked_like(restored[OPT_STATE], like.opt_state)
         rest = restored[REST]
@@ -181,6 +189,7 @@ class Checkpoints:
         """
         trained = {"params": state.params, "opt_state": state.opt_state}
         like = state._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
+        # Deleted before the reading: the devices may have no memory for two states.
         for leaf in jax.tree.leaves(trained):
             leaf.delete()
         return self.restore(like, warn, host)
@@ -190,7 +199,7 @@ class Checkpoints:
 
         Args:
             step: which checkpoint; None: the latest undamaged one.
-            warn: told in one line of damaged checkpoints that are passed over.
+            warn: called with one line about damaged checkpoints that are passed over.
 
         Returns:
             Nested dict of numpy arrays; what was saved as `meta`; the step.
@@ -203,18 +212,13 @@ class Checkpoints:
             step = self._newest_undamaged((PARAMS, META), warn)
         elif step not in self.steps:
             raise DataError(f"step: expected one of {self.steps} in {self._folder}, got {step}")
-        elif (why := self._damage(step, (PARAMS, META))) is not None:
-            raise DataError(f"step: expected an undamaged checkpoint in {self._folder}, got {step}: {why}")
-        return _on_host(self._folder / str(step) / PARAMS), self.read_meta(step), step
+        elif (reason := self._damage(step, (PARAMS, META))) is not None:
+            raise DataError(f"step: expected an undamaged checkpoint in {self._folder}, got {step}: {reason}")
+        return _read_on_host(self._folder / str(step) / PARAMS), self.read_meta(step), step
 
     def read_meta(self, step: int) -> dict[str, Any]:
         """Read what was saved as `meta` of a checkpoint; orbax would wait for all processes, and one alone may ask."""
         return json.loads((self._folder / str(step) / META / "metadata").read_text(encoding="utf-8"))
-
-    def records(self) -> dict[int, dict[str, Any]]:
-        """Read the metrics that undamaged checkpoints were saved with: {step: record}."""
-        undamaged = [step for step in self.steps if self._damage(step, (META,)) is None]
-        return {step: self.read_meta(step).get("metrics", {}) for step in undamaged}
 
     def close(self) -> None:
         """Wait until the last checkpoint is written, and let go of threads.
@@ -236,15 +240,16 @@ class Checkpoints:
     # --- writing
 
     def _make_manager(self) -> ocp.CheckpointManager:
+        async_options = ocp.AsyncOptions(
+            post_finalization_callback=self._write_checksums, barrier_sync_fn=self._meet_others
+        )
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._kept,
+            preservation_policy=self._policy,
             cleanup_tmp_directories=True,  # of killed processes
             lightweight_initialize=True,
-            async_options=ocp.AsyncOptions(
-                post_finalization_callback=self._write_checksums, barrier_sync_fn=self._meet
-            ),
+            async_options=async_options,
         )
-        writer = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_SLICE_BYTES)
+        writer = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE_BYTES)
         ocp.type_handlers.register_type_handler(jax.Array, writer, override=True)
         return ocp.CheckpointManager(self._folder, options=options)
 
@@ -253,8 +258,8 @@ class Checkpoints:
         (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
         checksums.write(partial, ITEMS)
 
-    def _meet(self, *, key: str, timeout_ms: int) -> None:
-        """Wait for the other processes, as orbax asks, but not in a thread of its that has failed.
+    def _meet_others(self, *, key: str, timeout_ms: int) -> None:
+        """Wait for the other processes, as orbax asks, but not in a thread of orbax that has failed.
 
         After a failure orbax would meet the others here, who wait elsewhere for this process's part: nobody would hear.
         """
@@ -264,17 +269,17 @@ class Checkpoints:
             raise error
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
-    def _clear_the_way(self, step: int) -> None:
-        """Give damaged checkpoints another name, so that they neither block a step nor count among those kept."""
-        in_the_way = self._folder / str(step)
-        if in_the_way.exists() and self._damage(step, ITEMS) is not None:
+    def _set_damaged_aside(self, step: int) -> None:
+        """Rename damaged checkpoints, so that they neither block a step nor count among those to keep."""
+        if (self._folder / str(step)).exists() and self._damage(step, ITEMS) is not None:
             self._damaged.add(step)
-        for damaged in sorted(self._damaged) if processes.is_first() else ():
-            aside = self._folder / f"{damaged}.damaged"
-            if aside.exists():
-                shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
-            if (self._folder / str(damaged)).exists():
-                (self._folder / str(damaged)).rename(aside)
+        if processes.is_first():
+            for damaged in sorted(self._damaged):
+                aside = self._folder / f"{damaged}.damaged"
+                if aside.exists():
+                    shutil.rmtree(aside)
+                if (self._folder / str(damaged)).exists():
+                    (self._folder / str(damaged)).rename(aside)
         processes.wait_for_all()
         if self._damaged and self._manager is not None:
             self._manager.reload()
@@ -297,22 +302,22 @@ class Checkpoints:
             ) from error
 
     def _note_value(self, step: int, meta: dict[str, Any]) -> None:
-        value = meta.get("metrics", {}).get(self._best)
+        value = meta.get("metrics", {}).get(self._best_metric)
         if isinstance(value, int | float):
-            self._kept.values[step] = float(value)
+            self._policy.values[step] = float(value)
 
     # --- reading
 
     def _newest_undamaged(self, items: Sequence[str], warn: Warn) -> int:
         damaged: dict[int, str] = {}
         for step in reversed(self.steps):
-            why = self._damage(step, items)
-            if why is None:
+            reason = self._damage(step, items)
+            if reason is None:
                 break
-            damaged[step] = why
+            damaged[step] = reason
         else:
-            found = _listed(damaged) if damaged else "none"
-            raise DataError(f"checkpoints: expected at least one undamaged in {self._folder}, got {found}")
+            got = _listed(damaged) if damaged else "none"
+            raise DataError(f"checkpoints: expected at least one undamaged in {self._folder}, got {got}")
         if damaged:
             self._damaged = set(damaged)
             warn(f"{self._folder} holds damaged checkpoints: {_listed(damaged)}; check the disk; using {step}")
@@ -327,10 +332,10 @@ class Checkpoints:
         path = self._folder / str(step) / PREFETCHED_ITEM
         if not processes.on_first(path.is_dir):
             return None
-        saved = _on_host(path)
+        arrays_by_part = _read_on_host(path)
         batch = {}
         for name, record in PREFETCHED.items():
-            arrays = dict.fromkeys(record._fields) | saved[_name_on_disk(name)]
+            arrays = dict.fromkeys(record._fields) | arrays_by_part[_name_on_disk(name)]
             batch[name] = record(**arrays)
         return batch
 
@@ -339,12 +344,13 @@ class Checkpoints:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             for item, tree in _trees(like, host).items():
                 metadata = reader.metadata(self._folder / str(step) / item).item_metadata
-                expected, found = _shapes(tree), _shapes(metadata.tree)  # type: ignore[union-attr]
-                for name in [*expected, *found]:
-                    if expected.get(name) != found.get(name):
+                run_shapes = _shapes(tree)
+                saved_shapes = _shapes(metadata.tree)  # type: ignore[union-attr]
+                for name in [*run_shapes, *saved_shapes]:
+                    if run_shapes.get(name) != saved_shapes.get(name):
                         raise DataError(
-                            f"{item}.{name}: expected {expected.get(name, 'no such array')} as in this run, "
-                            f"got {found.get(name, 'no such array')} in checkpoint {step} of {self._folder}"
+                            f"{item}.{name}: expected {run_shapes.get(name, 'no such array')} as in this run, "
+                            f"got {saved_shapes.get(name, 'no such array')} in checkpoint {step} of {self._folder}"
                         )
 
 
@@ -358,14 +364,15 @@ class _LatestAndBest:
 
     def best(self, steps: Sequence[int]) -> int | None:
         """Return the first of the steps with the best value."""
-        return max((s for s in steps if s in self.values), key=lambda s: self.sign * self.values[s], default=None)
+        with_value = [step for step in steps if step in self.values]
+        return max(with_value, key=lambda step: self.sign * self.values[step], default=None)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return one answer per checkpoint."""
         del context
         steps = sorted(info.step for info in checkpoints)
-        kept = {*steps[-self.keep :], self.best(steps)}
-        return [info.step in kept for info in checkpoints]
+        preserved = {*steps[-self.keep :], self.best(steps)}
+        return [info.step in preserved for info in checkpoints]
 
 
 def is_whole(state: TrainState) -> bool:
@@ -376,21 +383,15 @@ def is_whole(state: TrainState) -> bool:
 def _trees(state: TrainState, host: HostState) -> dict[str, Any]:
     """Return the items of a checkpoint that hold arrays, every layer for itself."""
     rest = {"step": state.step, "controls": state.controls, "curriculum": host.curriculum}
-    return {
-        PARAMS: stacks.unstacked(state.params),
-        OPT_STATE: stacks.unstacked(state.opt_state),
-        REST: {name: arrays for name, arrays in rest.items() if arrays is not None},
-    }
+    rest = _without_none(rest)  # orbax saves no None
+    return {PARAMS: stacks.unstacked(state.params), OPT_STATE: stacks.unstacked(state.opt_state), REST: rest}
 
 
-def _prefetched(host: HostState) -> dict[str, Any]:
+def _prefetched_tree(host: HostState) -> dict[str, Any]:
     """Return the item of the batch that was sampled ahead, where there is one; arrays that it lacks are left out."""
     if host.prefetched is None:
         return {}
-    batch = {}
-    for name, record in host.prefetched.items():
-        arrays = record._asdict()
-        batch[_name_on_disk(name)] = {key: array for key, array in arrays.items() if array is not None}
+    batch = {_name_on_disk(name): _without_none(record._asdict()) for name, record in host.prefetched.items()}
     return {PREFETCHED_ITEM: batch}
 
 
@@ -399,33 +400,37 @@ def _name_on_disk(field: str) -> str:
     return "scored" if field == "outputs" else field
 
 
-def _on_host(path: Path) -> dict[str, Any]:
+def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tree.items() if value is not None}
+
+
+def _read_on_host(path: Path) -> dict[str, Any]:
     """Read an item of a checkpoint as nested dicts of numpy arrays."""
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        saved = reader.metadata(path).item_metadata.tree  # type: ignore[union-attr]
-        on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-        return reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=on_host))
+        tree = reader.metadata(path).item_metadata.tree  # type: ignore[union-attr]
+        restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=restore_args))
 
 
 def _shapes(tree: Any) -> dict[str, str]:
     """{path: dtype and shape} of every array, in order."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype)} {list(leaf.shape)}"
-        for path, leaf in leaves
-    }
+    shapes = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        shapes[name] = f"{np.dtype(leaf.dtype)} {list(leaf.shape)}"
+    return shapes
 
 
 def _listed(damaged: dict[int, str]) -> str:
-    return ", ".join(f"{step} ({why})" for step, why in damaged.items())
+    return ", ".join(f"{step} ({reason})" for step, reason in damaged.items())
 
 
-def _plain(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     """Convert what `json` cannot write by itself: scalars and arrays of numpy and jax."""
     return value.tolist()
 
 
-def _no_number(_: str) -> None:
+def _nan_to_none(_: str) -> None:
     """NaN and infinities, for which JSON has no word."""
 
 

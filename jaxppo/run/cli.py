@@ -90,7 +90,7 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
 
 def _exit(status: int) -> NoReturn:
     """End the process; at once where something still computes that nobody waits for."""
-    if activity.is_left_behind():
+    if activity.has_abandoned_work():
         with contextlib.suppress(OSError, ValueError):  # nobody reads any more
             sys.stdout.flush()
             sys.stderr.flush()

@@ -24,12 +24,16 @@ from jaxppo.run import preemption
 from jaxppo.run.activity import Activity
 from jaxppo.run.live_view import LiveView, Loop, Pace, format_time, format_value
 
-PLAIN_WIDTH = 120  # columns of a table when the output is a file or a pipe
-PLAIN_LINES_PER_BAR = 20  # a progress bar that is not on a terminal prints about this many lines
-FIRST_SIGN_S, NEXT_SIGN_S = 4.0, 25.0
-"""Seconds after which a log gets a line about what goes on, and seconds without a line after which it gets another."""
+PLAIN_WIDTH = 120
+"""Columns of a table where the output is a file or a pipe."""
+PLAIN_LINES_PER_BAR = 20
+"""About so many lines a loop prints where the output is no terminal."""
+FIRST_SIGN_S = 4.0
+"""Seconds after which a log gets a line about the work that goes on."""
+NEXT_SIGN_S = 25.0
+"""Seconds without a line after which it gets another."""
 BAR_S = 1.0
-"""Seconds after which a terminal shows what goes on: most of it is done by then."""
+"""Seconds after which a terminal shows the work that goes on: most is done by then."""
 
 # Control, format (bidi overrides and isolates, zero-width characters), surrogate, private and unassigned characters,
 # and the two line separators.
@@ -50,20 +54,18 @@ def sanitize(text: str, limit: int | None = 2000) -> str:
     Returns:
         Printable text without a newline.
     """
-    shown, length = [], 0
+    parts = []
+    length = 0
     for index, char in enumerate(text):
         visible = char
         if unicodedata.category(char) in _HOSTILE_CATEGORIES:
             visible = char.encode("unicode_escape", "surrogatepass").decode("ascii")
         length += len(visible)
         if limit is not None and length > limit:
-            shown.append(f"… [+{len(text) - index} characters]")
+            parts.append(f"… [+{len(text) - index} characters]")
             break
-        shown.append(visible)
-    return "".join(shown)
-
-
-# ------------------------------------------------------------------------------------------------------------ terminal
+        parts.append(visible)
+    return "".join(parts)
 
 
 class _RichConsole(rich.console.Console):
@@ -89,13 +91,17 @@ class Console:
     def __init__(self, quiet: bool = False, file: TextIO | None = None):
         self.quiet = quiet
         self._view: LiveView | None = None  # while a loop is shown
-        self._activities: list[Activity] = []  # what goes on, each within the one before
-        self._spoke_at = time.perf_counter()  # when the latest line was printed
+        self._activities: list[Activity] = []  # each within the one before
+        self._printed_at = time.perf_counter()  # of the latest line
         stream = sys.stdout if file is None else file
         self._encoding = getattr(stream, "encoding", None) or "utf-8"
-        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._rich = _RichConsole(
-            file=stream, force_terminal=terminal, width=None if terminal else PLAIN_WIDTH, highlight=False, markup=False
+            file=stream,
+            force_terminal=is_terminal,
+            width=None if is_terminal else PLAIN_WIDTH,
+            highlight=False,
+            markup=False,
         )
 
     def stage(self, title: str) -> None:
@@ -109,7 +115,7 @@ class Console:
     def result(self, text: str) -> None:
         """Print text also when quiet."""
         self._rich.print(self.text(text), soft_wrap=True)
-        self._spoke_at = time.perf_counter()
+        self._printed_at = time.perf_counter()
 
     def warn(self, text: str) -> None:
         """Print a warning, also when quiet; a live view keeps it in sight."""
@@ -149,13 +155,15 @@ class Console:
             columns: the keys to show, also used as the header.
             names: how many columns on the left hold names; the others hold numbers.
         """
-        cells = [[sanitize(format_value(row.get(column)), limit=80) for column in columns] for row in rows]
-        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        lines = [list(columns)]
+        for row in rows:
+            lines.append([sanitize(format_value(row.get(column)), limit=80) for column in columns])
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
         self.result(f"\n{sanitize(title)}")
-        for line in (columns, *cells):
-            named = zip(line[:names], widths[:names], strict=True)
-            numbers = zip(line[names:], widths[names:], strict=True)
-            padded = [text.ljust(width) for text, width in named] + [text.rjust(width) for text, width in numbers]
+        for line in lines:
+            padded = []
+            for index, (text, width) in enumerate(zip(line, widths, strict=True)):
+                padded.append(text.ljust(width) if index < names else text.rjust(width))
             self.result("  ".join(padded).rstrip())
 
     @contextmanager
@@ -174,7 +182,7 @@ class Console:
             about: `header`, `stages` and `hint` of `live_view.Loop`.
 
         Yields:
-            A view, whose `update(step, **fields)` is to be called after every update.
+            A view; the block calls its `update(step, **fields)` after every update.
         """
         loop = Loop(total, description, start, unit, **about)
         if self.quiet or not self._rich.is_terminal:
@@ -190,8 +198,7 @@ class Console:
                 console=self._rich,
                 refresh_per_second=2,
                 vertical_overflow="crop",
-                redirect_stdout=self._rich.file is sys.stdout,
-                redirect_stderr=sys.stderr.isatty(),  # else errors go to a file, where they belong
+                **self._redirection(),
             )
             with live, _loggers_redirected():
                 yield self._view
@@ -208,7 +215,7 @@ class Console:
             unit: see `Activity`.
 
         Yields:
-            The activity, whose `done` is to be kept up to date.
+            The activity; the block keeps its `done` up to date.
         """
         activity = Activity(title, total, unit)
         is_outermost = not self._activities
@@ -224,10 +231,10 @@ class Console:
 
     @contextmanager
     def _signs_of_life(self) -> Iterator[None]:
-        """Let a thread say what goes on while the block runs."""
+        """Let a thread show what goes on while the block runs."""
         is_over = threading.Event()
-        sign = self._show_bar if self._rich.is_terminal else self._print_signs
-        thread = threading.Thread(target=sign, args=(is_over,), name="signs of life", daemon=True)
+        show = self._show_bar if self._rich.is_terminal else self._print_signs
+        thread = threading.Thread(target=show, args=(is_over,), name="signs of life", daemon=True)
         thread.start()
         try:
             yield
@@ -235,45 +242,66 @@ class Console:
             is_over.set()
             thread.join()
 
+    # rich's own progress bars were tried in place of the two methods below. Off a terminal they print nothing before
+    # the end, so a log needs lines of its own anyway; and their time left is unknown before the second update and does
+    # not count down between updates, which may be minutes apart.
+
     def _print_signs(self, is_over: threading.Event) -> None:
         """Print a line soon, and whenever none has been printed for a while."""
-        began, silence_s = time.perf_counter(), FIRST_SIGN_S
+        start = time.perf_counter()
+        silence_s = FIRST_SIGN_S
         while True:
-            due = max(began, self._spoke_at) + silence_s
+            due = max(start, self._printed_at) + silence_s
             if is_over.wait(max(0.0, due - time.perf_counter())):
                 return
-            if max(began, self._spoke_at) + silence_s <= time.perf_counter():
+            # Another line may have been printed while this thread waited: then it waits again.
+            if max(start, self._printed_at) + silence_s <= time.perf_counter():
                 self._show(self.text(self._going_on(0.0)))
                 silence_s = NEXT_SIGN_S
 
     def _show_bar(self, is_over: threading.Event) -> None:
-        """Show a bar that is gone when all is done."""
+        """Show a bar that vanishes at the end."""
         if is_over.wait(BAR_S):
             return
-        redirect = {"redirect_stdout": self._rich.file is sys.stdout, "redirect_stderr": sys.stderr.isatty()}
-        with Live(_Bar(self), console=self._rich, refresh_per_second=2, transient=True, **redirect):
+        with Live(
+            get_renderable=self._bar,
+            console=self._rich,
+            refresh_per_second=2,
+            transient=True,
+            **self._redirection(),
+        ):
             is_over.wait()
 
-    def bar(self) -> Table:
-        """Return what goes on as a line with a bar, where it is counted."""
+    def _bar(self) -> Table:
+        """Return what goes on as a line, with a bar where it is counted."""
         row = Table.grid(padding=(0, 1))
         line = self.text(preemption.notice() or self._going_on(0.0))
-        counted = [activity for activity in tuple(self._activities) if activity.total]
-        if counted:
-            row.add_row(ProgressBar(counted[-1].total, counted[-1].done, width=20), line)
+        with_total = [activity for activity in tuple(self._activities) if activity.total]
+        if with_total:
+            innermost = with_total[-1]
+            row.add_row(ProgressBar(innermost.total, innermost.done, width=20), line)
         else:
             row.add_row(line)
         return row
 
-    def _going_on(self, least_s: float = 2.0) -> str:
-        """Return what goes on for longer than some seconds, the innermost last."""
+    def _redirection(self) -> dict[str, bool]:
+        """Return which streams a live display takes over, so that what others print appears above it."""
+        # Errors that go to a file stay there.
+        return {"redirect_stdout": self._rich.file is sys.stdout, "redirect_stderr": sys.stderr.isatty()}
+
+    def _going_on(self, min_s: float = 2.0) -> str:
+        """Return what has been going on for some seconds, the innermost activity last."""
         parts = []
         for activity in tuple(self._activities):
-            if activity.elapsed_s < least_s:
+            if activity.elapsed_s < min_s:
                 break
-            count = "" if activity.total is None else f" {activity.done} of {activity.total} {activity.unit}"
-            left = "" if activity.left_s is None else f", {format_time(activity.left_s)} left"
-            parts.append(f"{activity.title}{count}, {format_time(activity.elapsed_s)} elapsed{left}")
+            part = activity.title
+            if activity.total is not None:
+                part += f" {activity.done} of {activity.total} {activity.unit}"
+            part += f", {format_time(activity.elapsed_s)} elapsed"
+            if activity.left_s is not None:
+                part += f", {format_time(activity.left_s)} left"
+            parts.append(part)
         return ": ".join(parts)
 
     def stop_noted(self) -> None:
@@ -283,63 +311,55 @@ class Console:
             os.write(2, f"\n{notice}\n".encode())  # unbuffered: the signal may have interrupted a write
 
     def _show(self, text: Text) -> None:
-        self._spoke_at = time.perf_counter()
+        self._printed_at = time.perf_counter()
         if not self.quiet:
             self._rich.print(text, soft_wrap=not self._rich.is_terminal)
 
 
-class _Bar:
-    """What goes on, in a line."""
-
-    def __init__(self, console: Console):
-        self._console = console
-
-    def __rich__(self) -> Table:
-        return self._console.bar()
-
-
 @contextmanager
 def _loggers_redirected() -> Iterator[None]:
-    """Redirect loggers whose stream a live view has taken over to what has replaced it."""
-    places = {id(taken): now for now in (sys.stdout, sys.stderr) if (taken := getattr(now, "rich_proxied_file", None))}
-    loggers = [logger for logger in logging.Logger.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    handlers = [handler for logger in (logging.getLogger(), *loggers) for handler in logger.handlers]
-    streams = {
-        handler: handler.stream
-        for handler in handlers
-        if isinstance(handler, logging.StreamHandler) and id(handler.stream) in places
-    }
-    for handler, stream in streams.items():
-        handler.setStream(places[id(stream)])
+    """Let loggers that write to a stream which a live view has taken over write above the view while the block runs."""
+    proxies = {}  # id of the stream -> rich's replacement of it
+    for stream in (sys.stdout, sys.stderr):
+        proxied_file = getattr(stream, "rich_proxied_file", None)
+        if proxied_file is not None:
+            proxies[id(proxied_file)] = stream
+    original_streams = {}
+    for logger in (logging.getLogger(), *logging.Logger.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):  # a placeholder in the hierarchy has none
+            if isinstance(handler, logging.StreamHandler) and id(handler.stream) in proxies:
+                original_streams[handler] = handler.stream
+                handler.setStream(proxies[id(handler.stream)])
     try:
         yield
     finally:
-        for handler, stream in streams.items():
+        for handler, stream in original_streams.items():
             handler.setStream(stream)
-
-
-def _fields_line(fields: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name} {sanitize(format_value(value), limit=80)}" for name, value in fields.items())
 
 
 class PlainProgress:
     """Print a line for the first update, the last one and about `PLAIN_LINES_PER_BAR` between them."""
 
     def __init__(self, console: Console, loop: Loop, activity: Activity):
-        self._console, self._loop, self._pace = console, loop, Pace(loop.total, loop.start)
+        self._console = console
+        self._loop = loop
+        self._pace = Pace(loop.total, loop.start)
         self._activity = activity
-        self._printed: int | None = None
+        self._last_slot: int | None = None  # the part of the loop that has its line
 
     def update(self, step: int, **fields: Any) -> None:
         """Print a line if it is time for one."""
         self._pace.update(step)
         self._activity.done = step
-        loop, slot = self._loop, step * PLAIN_LINES_PER_BAR // max(self._loop.total, 1)
-        if slot == self._printed and step < loop.total:
+        loop = self._loop
+        slot = step * PLAIN_LINES_PER_BAR // max(loop.total, 1)
+        if slot == self._last_slot and step < loop.total:
             return
-        self._printed = slot
-        said = f"{loop.title}  {loop.unit} {step} of {loop.total}  {_fields_line(fields)}"
-        self._console.print(f"{said}  {format_time(self._pace.left_s)} left")
+        self._last_slot = slot
+        line = f"{loop.title}  {loop.unit} {step} of {loop.total}"
+        for name, value in fields.items():
+            line += f"  {name} {sanitize(format_value(value), limit=80)}"
+        self._console.print(f"{line}  {format_time(self._pace.left_s)} left")
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Do nothing: a line shows no history."""

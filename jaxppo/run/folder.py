@@ -28,17 +28,18 @@ from jaxppo.run.trackers import Trackers
 
 EVAL_FILE = "eval.json"
 """Name of the results in a run folder."""
-METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
 """Names of the logs in a run folder."""
 EVAL_SAMPLES_FILE = "eval_samples.json"
 """Name of the file with some answers to held-out prompts, before and after training."""
 
 
-_INTERVALS = ("validity", "executability", "ended", "reward")
-"""Measures of an evaluation with an interval that are looked at when `eval.json` is read."""
-_HEADLINES = {"mean_reward", "validity", "accuracy", "loss"}
-"""Measures of which every result has one: numbers, or with an interval."""
-_BOUNDS = {"low", "high", "n"}
+LENGTHS = ("total_episodes", "num_train_epochs")
+"""The settings that say how many steps a run has."""
+
+_NOT_OF_A_RESUME = ("output_dir", "preset", "config", "resume", "dry_run", "target", "profile")
+"""Settings of one call that the command to go on with a run does not repeat."""
 
 
 @dataclass(kw_only=True)
@@ -77,7 +78,7 @@ class Run:
         return Trackers(self.config.loop.report_to, self.folder, self.config, self.console.warn)
 
     def is_finished(self) -> bool:
-        """Return whether nothing is left to resume, and say so: all evaluations that the command makes are there."""
+        """Return whether nothing is left to resume, and say so: the run has all evaluations that its command makes."""
         finished = bool(self.evals) and ("after" in self.evals or "before" not in self.evals)
         if finished:
             self.console.print(f"{self.folder} is finished: nothing to resume")
@@ -85,9 +86,9 @@ class Run:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Make the folder, see `claim`, and hold it while the block runs.
+        """Make the folder, see `claim`, and hold its lock while the block runs.
 
-        Nobody else works on it meanwhile, and SIGTERM or Ctrl-C end the block at the next `preemption.check`.
+        No other process works on it meanwhile, and SIGTERM or Ctrl-C end the block at the next `preemption.check`.
         """
         lock = FolderLock(self.folder)
 
@@ -103,7 +104,7 @@ class Run:
             lock.release()
 
     def keep_settings(self) -> None:
-        """Let `config.yaml` say what `allow_changes` let in, once nothing of the run to resume speaks against it."""
+        """Write what `allow_changes` names into `config.yaml`, once the run to resume has accepted it."""
         if self.config.run.allow_changes and processes.is_first() and (self.folder / CONFIG_FILE).exists():
             write_yaml(self.config, self.folder / CONFIG_FILE, command_line())
 
@@ -149,21 +150,20 @@ def begin(command: str, config: Any) -> Run:
     processes.check_same_packages()
     processes.check_same(flatten(config))
 
-    def find() -> tuple[Path, bool, dict[str, Any], list[str]]:
+    def find() -> tuple[Path, bool, dict[str, Any]]:
         folder = default_folder(command, config.run)
         if not check(folder, config, config.run):
-            return folder, False, {}, []
-        with nullcontext() if config.run.dry_run else FolderLock(folder):  # to meet who works on it before all else
-            evals, warnings = _evaluations(folder, trains=hasattr(config, "loop"))
+            return folder, False, {}
+        # Loading takes a while: who works on the folder already is named before it.
+        with nullcontext() if config.run.dry_run else FolderLock(folder):
+            evals = read_json(folder / EVAL_FILE)
         if _has_another_length(folder, config):
             # What was measured after the last step is measured again, after the new one.
             evals = {name: evals[name] for name in ("headline_split", "before") if "before" in evals and name in evals}
-        return folder, True, evals, warnings
+        return folder, True, evals
 
-    folder, resumed, evals, warnings = processes.on_first(find)
+    folder, resumed, evals = processes.on_first(find)
     run = Run(command=command, config=config, folder=folder, evals=evals)
-    for warning in warnings:
-        run.console.warn(warning)
     if config.run.resume and not resumed:
         run.console.warn(f"output_dir: {folder} holds no run to resume; a new one begins")
     return run
@@ -190,75 +190,12 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
         return True
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output_dir: expected a folder, but {folder} is a file")
-    # A process killed while it claimed the folder may have left the configuration half-written.
+    # A process that was killed while it claimed the folder may have left the configuration half-written.
     if folder.exists() and any(not is_partial(entry, CONFIG_FILE) for entry in folder.iterdir()):
         raise ConfigError(
             f"output_dir: expected a new or empty folder, got {folder} that holds other files; name another"
         )
     return False
-
-
-def _evaluations(folder: Path, trains: bool) -> tuple[dict[str, Any], list[str]]:
-    """Read `eval.json` of a run to resume; it and `eval_samples.json` are set aside where they are damaged.
-
-    What `evaluate` writes has another form than the results of a command that trains.
-
-    Returns:
-        Its content, {} where there is none that can be used; warnings.
-    """
-    evals, warnings = {}, []
-    for name, read in ((EVAL_SAMPLES_FILE, _read_samples), (EVAL_FILE, read_evals if trains else read_json)):
-        path = folder / name
-        try:
-            evals = read(path)
-        except DataError as error:
-            aside = path.with_name(f"{name}.damaged")
-            path.replace(aside)
-            warnings.append(f"{error}; it is now {aside.name}, and what it held is measured again where that can be")
-            evals = {}
-    return evals, warnings
-
-
-def read_evals(path: Path) -> dict[str, Any]:
-    """Read an `eval.json`: {split: {measure: value}}, as `before` and `after` or alone; {} where there is none yet.
-
-    Raises:
-        DataError: the file holds something else.
-    """
-    evals = read_json(path)
-    moments = [evals[moment] for moment in ("before", "after") if moment in evals] or [evals]
-    for results in moments:
-        if not isinstance(results, dict) or not all(map(_is_result, results.values())):
-            raise DataError(f"{path}: expected the results of evaluations, {{split: {{measure: value}}}}, got others")
-    if not isinstance(evals.get("headline_split", ""), str | None):
-        raise DataError(f"{path}: expected the name of a split as headline_split, got {evals['headline_split']!r:.60}")
-    return evals
-
-
-def _read_samples(path: Path) -> dict[str, Any]:
-    """Read an `eval_samples.json`: {moment: {split: samples}}; raise a `DataError` for something else."""
-    samples = read_json(path)
-    for of_moment in samples.values():
-        if not isinstance(of_moment, dict) or not all(isinstance(rows, list) for rows in of_moment.values()):
-            raise DataError(f"{path}: expected {{moment: {{split: [sample, ...]}}}}, got another shape of JSON")
-    return samples
-
-
-def _is_result(measures: Any) -> bool:
-    """Return whether a value can be what is measured on one split; its most important numbers are looked at."""
-    if not isinstance(measures, dict) or not measures.keys() & _HEADLINES:
-        return False
-    measured = {name: value for name, value in measures.items() if value is not None}
-    headlines = [value for name, value in measured.items() if name in _HEADLINES and isinstance(value, dict)]
-    return all(map(_is_interval, [*headlines, *(measured[name] for name in _INTERVALS if name in measured)]))
-
-
-def _is_interval(value: Any) -> bool:
-    """Return whether a value is a rate or mean with its interval: numbers, or None where nothing was measured."""
-    if not isinstance(value, dict) or not value.keys() & {"rate", "mean"} or not value.keys() >= _BOUNDS:
-        return False
-    looked_at = [value[name] for name in ("rate", "mean", *_BOUNDS) if name in value]
-    return all(isinstance(number, int | float | None) for number in looked_at)
 
 
 def claim(folder: Path, config: Any, run: RunConfig) -> None:
@@ -299,32 +236,38 @@ def _link_or_copy(partial: Path, path: Path) -> None:
 def command_line() -> str:
     """Return the command of this process, without secrets."""
     file = Path(sys.argv[0])
-    name = file.parent.name if file.stem == "__main__" else file.stem  # a command may be the door of a room
+    name = file.stem
+    if name == "__main__":  # the command is a package, such as jaxppo.planning
+        name = file.parent.name
     return redact_command(["python", "-m", f"jaxppo.{name}", *sys.argv[1:]])
 
 
 def resume_command(command: str, folder: Path, config: Any) -> str:
-    """Return the command that goes on with a run: those settings are named that its folder does not keep.
+    """Return the command that goes on with a run; it names those settings that the run's folder does not keep.
 
     Args:
         command: name of the command.
         folder: run folder.
         config: configuration of the command.
     """
-    of_this_call = ("output_dir", "preset", "config", "resume", "dry_run", "target", "profile")
-    now, default = flatten(config), flatten(type(config)())
+    settings = flatten(config)
+    defaults = flatten(type(config)())
     words = ["python", "-m", f"jaxppo.{command}", "--resume", "--output_dir", str(folder)]
     for name in CALL_ONLY:
-        if name in now and name not in of_this_call and now[name] != default[name]:
-            value = now[name]
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            words += [f"--{name}", *map(str, values)]
+        if name in _NOT_OF_A_RESUME or name not in settings or settings[name] == defaults[name]:
+            continue
+        value = settings[name]
+        words.append(f"--{name}")
+        if isinstance(value, tuple):
+            words += map(str, value)
+        elif value is not True:
+            words.append(str(value))
     return redact_command(words)
 
 
 def _check_same(folder: Path, config: Any) -> None:
-    before, now = read_yaml(folder / CONFIG_FILE), plain_values(flatten(config))
-    check_settings(before, now, config, f"the run to resume in {folder}")
+    saved = read_yaml(folder / CONFIG_FILE)
+    check_settings(saved, plain_values(flatten(config)), config, f"the run to resume in {folder}")
 
 
 def _has_another_length(folder: Path, config: Any) -> bool:
@@ -333,59 +276,56 @@ def _has_another_length(folder: Path, config: Any) -> bool:
     return not changed.keys().isdisjoint(LENGTHS)
 
 
-LENGTHS = ("total_episodes", "num_train_epochs")
-"""The settings that say how many steps a run has."""
-
-
-def check_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: Any, of: str) -> None:
+def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config: Any, source: str) -> None:
     """Check that a run goes on with its settings, but for those of one call and those in `allow_changes`.
 
     Args:
-        before: as it had them, as from `plain_values`; one that it did not know had its default.
-        now: as it has them.
+        saved: as the run had them, as from `plain_values`; a setting newer than the run had its default.
+        current: as the run has them today.
         config: configuration of the command.
-        of: whose settings those before are, for the message.
+        source: where the saved ones are from, for the message.
 
     Raises:
         ConfigError: other settings differ, and the message names each; or `allow_changes` names what is no setting.
     """
     for name in config.run.allow_changes:
-        if name not in now and name not in before:
-            raise ConfigError(f"allow_changes: expected names of settings, got {name!r}{did_you_mean(name, now)}")
-    differences = [
-        f"{name} {now[name]!r} (was {value!r})" if name in now else f"no {name} (was {value!r})"
-        for name, value in changed_settings(before, now, config).items()
-        if name not in config.run.allow_changes
-    ]
+        if name not in current and name not in saved:
+            raise ConfigError(f"allow_changes: expected names of settings, got {name!r}{did_you_mean(name, current)}")
+    differences = []
+    for name, value in changed_settings(saved, current, config).items():
+        if name not in config.run.allow_changes:
+            setting = f"{name} {current[name]!r}" if name in current else f"no {name}"
+            differences.append(f"{setting} (was {value!r})")
     if differences:
         got = ", ".join(differences)
         fix = "leave these settings as they were, or name a new output_dir, or these in --allow_changes"
-        raise ConfigError(f"config: expected that of {of}, got {got}; {fix}")
+        raise ConfigError(f"config: expected that of {source}, got {got}; {fix}")
 
 
-def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """Return the settings of a run, not of one call, that have another value now: {name: value before}.
+def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Return the settings of a run, not of one call, that have another value today: {name: saved value}.
 
     Args:
-        before: see `check_settings`.
-        now: see `check_settings`.
+        saved: see `check_settings`.
+        current: see `check_settings`.
         config: see `check_settings`.
     """
-    before = completed(plain_values(flatten(type(config)())) | renewed(before, now))
-    return {
-        name: value
-        for name, value in before.items()
-        if name not in CALL_ONLY and (name not in now or now[name] != value) and not _means_same(name, value, now)
-    }
+    saved = completed(plain_values(flatten(type(config)())) | renewed(saved, current))
+    changed = {}
+    for name, value in saved.items():
+        if name in CALL_ONLY or (name in current and current[name] == value) or _means_same(name, value, current):
+            continue
+        changed[name] = value
+    return changed
 
 
-def _means_same(name: str, before: Any, now: Mapping[str, Any]) -> bool:
+def _means_same(name: str, saved: Any, current: Mapping[str, Any]) -> bool:
     """Return whether another value leaves a run as it is: what was the default for the longest prompt, as none is.
 
     All rows were within it, or were left out as they are now.
     """
-    default = DataConfig(filter_overlong_prompts=True).longest_prompt
-    return name == "max_prompt_length" and before == default and now.get(name, before) is None
+    old_default = DataConfig(filter_overlong_prompts=True).longest_prompt
+    return name == "max_prompt_length" and saved == old_default and current.get(name, saved) is None
 
 
 def write_json(path: Path, content: Any) -> None:

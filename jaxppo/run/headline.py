@@ -7,16 +7,24 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxppo.run.metrics import Metric, headlines, outside, plain
+from jaxppo.run.metrics import METRICS, SUPERVISED, outside, plain
 
-_PLACES = headlines()
-_BY_LABEL = {metric.headline.label: metric for place in _PLACES for metric in place if metric.headline is not None}
+_HEADLINES = sorted(
+    ((metric.headline, metric) for metric in (*METRICS, *SUPERVISED) if metric.headline is not None),
+    key=lambda pair: (pair[0].place, pair[0].rank),
+)
+"""By place in the view, and of those for one place the first choice first."""
+
+_BY_LABEL = {headline.label: metric for headline, metric in _HEADLINES}
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers to show of a record, {label: value}: for each place the first metric that the record has."""
-    shown = (next((metric for metric in place if metric.name in record), None) for place in _PLACES)
-    return {metric.headline.label: record[metric.name] for metric in shown if metric and metric.headline}
+    shown: dict[int, tuple[str, Any]] = {}
+    for headline, metric in _HEADLINES:
+        if metric.name in record:
+            shown.setdefault(headline.place, (headline.label, record[metric.name]))
+    return dict(shown.values())
 
 
 def hint(label: str, values: Sequence[float | None]) -> str | None:
@@ -31,18 +39,17 @@ def hint(label: str, values: Sequence[float | None]) -> str | None:
     """
     if not values:
         return None
-    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
     if values[-1] is None or not math.isfinite(values[-1]):
         return "not a number: see the warnings; where they name none, a lower learning_rate may help"
     metric = _BY_LABEL.get(label)
     if metric is None or (metric.watch, metric.too_low, metric.too_high) == (None, None, None):
         return None
-    return _judged(metric, finite)
-
-
-def _judged(metric: Metric, values: Sequence[float]) -> str:
-    side = outside(values[-1], metric.band)
-    if (advice := metric.advice(side)) is not None:
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    side = outside(finite[-1], metric.band)
+    advice = metric.advice(side)
+    if advice is not None:
         return f"{side}: {plain(advice)}"
-    odd = metric.watch and metric.watch.trend(values)
-    return f"{odd}: {plain(metric.watch.advice)}" if metric.watch and odd else ""
+    # Within the band, or beyond a limit that has no advice: the course so far may still be odd.
+    if metric.watch is not None and (trend := metric.watch.trend(finite)):
+        return f"{trend}: {plain(metric.watch.advice)}"
+    return ""

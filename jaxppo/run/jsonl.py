@@ -1,4 +1,4 @@
-"""The JSON-lines logs of a run: appended while it runs, cut back when it resumes, read by whoever likes."""
+"""The JSON-lines logs of a run: appended while it runs, cut back when it resumes, read by anybody meanwhile."""
 
 import datetime
 import decimal
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,20 +23,22 @@ class JsonlLog:
 
     Args:
         path: the file; its folder is made, existing records are kept.
-        enabled: False: nothing is read or kept, as another process has this log.
+        enabled: False: nothing is read or written, as another process has this log.
     """
 
     def __init__(self, path: str | os.PathLike[str], enabled: bool = True):
-        self.path, self._enabled = Path(path), enabled
+        self.path = Path(path)
+        self._enabled = enabled
         if enabled:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
-                os.truncate(self.path, len(_complete_part(self.path.read_bytes())))
+                # A kill may have left half a line, to which the next record would be appended.
+                os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         self._file = self._open()
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
-        self._file.write(_line(record))
+        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
         """Cut the log back to the records with `record["step"] <= step`, as a resumed run needs.
@@ -48,17 +50,12 @@ class JsonlLog:
         """
         if not self._enabled:
             return
-        self._replace([line for line, record in _read(self.path) if _step(record, self.path) <= step])
-
-    def missing(self, last: int) -> list[int]:
-        """List the steps from 1 to `last` of which the log has no record."""
-        return sorted({*range(1, last + 1)} - {_step(record, self.path) for _, record in _read(self.path)})
-
-    def insert(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Put records where they belong by their `step`."""
-        lines = [(_step(record, self.path), line) for line, record in _read(self.path)]
-        lines += [(record["step"], _line(record)) for record in records]
-        self._replace([line for _, line in sorted(lines, key=lambda each: each[0])])
+        lines = [line for line, record in _read(self.path) if _step(record, self.path) <= step]
+        self._file.close()
+        try:
+            write_atomically(self.path, "".join(lines))
+        finally:
+            self._file = self._open()
 
     def close(self) -> None:
         """Close the file."""
@@ -69,13 +66,6 @@ class JsonlLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _replace(self, lines: Sequence[str]) -> None:
-        self._file.close()
-        try:
-            write_atomically(self.path, "".join(lines))
-        finally:
-            self._file = self._open()
 
     def _open(self) -> TextIO:
         path = self.path if self._enabled else Path(os.devnull)
@@ -92,20 +82,12 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def iter_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield the same one after the other, for files larger than memory.
+    """Yield the records of `read_metrics` one after the other, for files larger than memory.
 
     Raises:
         DataError: as for `read_metrics`, once the reading gets there.
     """
     return (record for _, record in _read(Path(path)))
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(plain(record), allow_nan=False) + "\n"
-
-
-def _complete_part(content: bytes) -> bytes:
-    return content[: content.rfind(b"\n") + 1]
 
 
 def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -116,20 +98,20 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path}: expected a file of JSON lines, found nothing; check the run folder") from None
     with file:
         for number, content in enumerate(file, start=1):
+            # Whoever reads while the run goes on may meet half a last line.
             if content.endswith(b"\n"):
-                yield _parsed(content, f"{path}:{number}")
+                yield _parse(content, f"{path}:{number}")
 
 
-def _parsed(content: bytes, where: str) -> tuple[str, dict[str, Any]]:
+def _parse(content: bytes, where: str) -> tuple[str, dict[str, Any]]:
     try:
         line = content.decode("utf-8")
         record = json.loads(line)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where}: expected a JSON object, got a syntax error: {getattr(error, 'msg', error)}"
-        ) from None
+        message = getattr(error, "msg", error)
+        raise DataError(f"{where}: expected a JSON object, got a syntax error: {message}") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
     return line, record
@@ -155,11 +137,11 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return text_of(value) if isinstance(value, _WRITTEN_AS_TEXT) else value
+    return text_of(value) if isinstance(value, _TYPES_WRITTEN_AS_TEXT) else value
 
 
-_WRITTEN_AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes)
-"""Kinds of cells of Parquet files that JSON has no form for; a `datetime` is a date."""
+_TYPES_WRITTEN_AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes)
+"""Types of cells of Parquet files that JSON has no form for; a `datetime` is a date."""
 
 
 def text_of(value: Any) -> str:

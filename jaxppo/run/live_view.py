@@ -14,11 +14,15 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-WARNINGS_KEPT = 3
-WARNING_LINES, TEXT_LINES = 3, 2
-SHOWN_CHARACTERS = 1000  # of a text: more than its lines of any terminal hold
-"""Lines that a warning, and a text of a sample, may take in the view."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = "_.-=+*#@"
+MAX_WARNINGS = 3
+WARNING_LINES = 3
+"""Lines that a warning may take in the view."""
+TEXT_LINES = 2
+"""Lines that a text of a sample may take in the view."""
+MAX_CHARACTERS = 1000
+"""Characters of a text that are looked at: more than `TEXT_LINES` of any terminal hold."""
 
 
 def format_value(value: Any) -> str:
@@ -42,27 +46,31 @@ def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) 
 
     Args:
         values: None or a number that is not finite leaves a gap.
-        width: most characters; with more values each character shows the mean of a few.
+        width: number of characters at most; with more values each character shows the mean of a few.
         blocks: characters by height.
     """
     count = min(width, len(values))
-    edges = [round(i * len(values) / count) for i in range(count + 1)] if count > 0 else [0]
+    if count <= 0:
+        return ""
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
     means = [_mean(values[start:end]) for start, end in itertools.pairwise(edges)]
-    known = [mean for mean in means if mean is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-
-    def block(mean: float | None) -> str:
+    finite = [mean for mean in means if mean is not None]
+    # Halves, as the difference of two floats may be more than the largest float.
+    low = min(finite, default=0.0) / 2
+    high = max(finite, default=0.0) / 2
+    line = ""
+    for mean in means:
         if mean is None:
-            return " "
-        # Halves, as the difference of two floats may be more than the largest float.
-        height = (mean / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.5
-        return blocks[min(int(height * len(blocks)), len(blocks) - 1)]
-
-    return "".join(map(block, means))
+            line += " "
+            continue
+        height = (mean / 2 - low) / (high - low) if high > low else 0.5
+        line += blocks[min(int(height * len(blocks)), len(blocks) - 1)]
+    return line
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     finite = [value for value in values if value is not None and math.isfinite(value)]
+    # Divided first: the sum of a few large floats may be more than the largest float.
     return sum(value / len(finite) for value in finite) if finite else None
 
 
@@ -76,25 +84,30 @@ class Pace:
 
     def __init__(self, total: int, start: int):
         self._total = total
-        self._marks = [(start, time.monotonic())]  # the beginning, the first update and the latest
+        # (updates done, time) of the start, of the first update and of the latest.
+        self._marks = [(start, time.monotonic())]
 
     def update(self, step: int) -> None:
-        """Note that `step` updates are done."""
+        """Record that `step` updates are done."""
         self._marks = [*self._marks[:2], (step, time.monotonic())]
 
     @property
     def left_s(self) -> float:
         """Return the seconds from the latest update to the end of the loop."""
-        (first, began_at), (step, at) = self._marks[-2:]
-        return (at - began_at) / max(step - first, 1) * (self._total - step)
+        (from_step, from_time), (step, step_time) = self._marks[-2:]
+        return (step_time - from_time) / max(step - from_step, 1) * (self._total - step)
 
     def describe(self) -> str:
-        """Return the time since the beginning, and the time left by now."""
-        now = time.monotonic()
-        elapsed = f"{format_time(now - self._marks[0][1])} elapsed"
+        """Return the time since the start, and the time left at this moment."""
+        time_now = time.monotonic()
+        _, start_time = self._marks[0]
+        elapsed = f"{format_time(time_now - start_time)} elapsed"
         if len(self._marks) == 1:
             return elapsed
-        return f"{elapsed}, {format_time(max(0.0, self.left_s - (now - self._marks[-1][1])))} left"
+        # Counts down between updates, which may be minutes apart.
+        _, latest_time = self._marks[-1]
+        left_s = max(0.0, self.left_s - (time_now - latest_time))
+        return f"{elapsed}, {format_time(left_s)} left"
 
 
 class Loop(NamedTuple):
@@ -107,8 +120,8 @@ class Loop(NamedTuple):
         unit: what is counted.
         header: the run in one line.
         stages: names of the stages of the run, `title` among them; may be empty.
-        hint: (label of a field, its values so far) -> what to do about the latest; "" where it is healthy, None where
-            that is unknown.
+        hint: (label of a field, its values so far) -> what to do about the latest value; "" where it is healthy, None
+            where that is unknown.
     """
 
     total: int
@@ -128,7 +141,7 @@ class LiveView:
         text: (text, style) -> lines that are safe to show.
         ascii_only: the terminal shows ASCII only.
         notice: returns a message of this moment, such as that the run is being stopped; or None.
-        going_on: returns what takes long at this moment; nothing ("") where nothing does.
+        going_on: returns the work that takes long at this moment; "" where there is none.
     """
 
     def __init__(
@@ -139,26 +152,33 @@ class LiveView:
         notice: Callable[[], str | None],
         going_on: Callable[[], str] = lambda: "",
     ):
-        self._loop, self._text, self._notice, self._going_on = loop, text, notice, going_on
+        self._loop = loop
+        self._text = text
+        self._notice = notice
+        self._going_on = going_on
         self._blocks = ASCII_BLOCKS if ascii_only else BLOCKS
-        self._step, self._doing, self._pace = loop.start, "", Pace(loop.total, loop.start)
+        self._step = loop.start
+        self._doing = ""
+        self._pace = Pace(loop.total, loop.start)
         self._latest: dict[str, Any] = {}
         self._histories: dict[str, list[float | None]] = {}
-        self._warnings: deque[str] = deque(maxlen=WARNINGS_KEPT)
+        self._warnings: deque[str] = deque(maxlen=MAX_WARNINGS)
+        # Title and rows in one tuple: a thread of rich draws between two assignments.
         self._samples: tuple[str, Sequence[Mapping[str, Any]]] = ("", ())
 
-    # --- called by the loop, in the main thread; a refresh in between shows the old or the new state, never a mix
+    # --- called by the loop, in the main thread
 
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Begin the histories with the fields of earlier updates."""
         for fields in records:
-            self._note(fields)
+            self._record(fields)
 
     def update(self, step: int, **fields: Any) -> None:
         """Show that `step` updates are done, and their numbers."""
-        self._note(fields)
+        self._record(fields)
         self._pace.update(step)
-        self._step, self._doing = step, ""
+        self._step = step
+        self._doing = ""
 
     def doing(self, what: str) -> None:
         """Show what keeps the loop busy, until the next update."""
@@ -166,13 +186,16 @@ class LiveView:
 
     def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         """Show these samples: the first two columns are texts, the others verdicts and scores."""
-        self._samples = (title, [{name: row.get(name) for name in columns} for row in rows])
+        shown_rows = []
+        for row in rows:
+            shown_rows.append({name: row.get(name) for name in columns})
+        self._samples = (title, shown_rows)
 
     def warn(self, text: str) -> None:
         """Keep a warning in view."""
         self._warnings.append(text)
 
-    def _note(self, fields: Mapping[str, Any]) -> None:
+    def _record(self, fields: Mapping[str, Any]) -> None:
         for label, value in fields.items():
             if value is None or _is_number(value):
                 self._histories.setdefault(label, []).append(None if value is None else float(value))
@@ -181,18 +204,18 @@ class LiveView:
     # --- called by a thread of rich
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, height = options.max_width, max(1, console.size.height - 1)
-        # Rich draws a view with the options of what is printed above it: use fixed ones.
+        height = max(1, console.size.height - 1)
+        # rich draws a view with the options of what is printed above it: use fixed ones.
         fixed = options.update(height=None, no_wrap=False, overflow="fold", justify="left")
         lines: list[list[Segment]] = []
-        for part, most in self._parts(width):
-            lines += console.render_lines(part, fixed, pad=False)[:most]
+        for part, max_lines in self._parts(options.max_width):
+            lines += console.render_lines(part, fixed, pad=False)[:max_lines]
         for line in lines[:height]:
             yield from line
             yield Segment.line()
 
     def _parts(self, width: int) -> Iterable[tuple[RenderableType, int | None]]:
-        """Yield everything in order of importance, with the most lines that it may take."""
+        """Yield everything in order of importance, with the number of lines that it may take at most."""
         loop = self._loop
         if loop.header:
             yield self._text(loop.header, "bold"), 2
@@ -209,8 +232,10 @@ class LiveView:
         if rows:
             yield self._text(title, "bold"), 1
         for row in rows:
-            for text, indent in self._sample(row):
-                yield Padding.indent(text, indent), TEXT_LINES
+            verdict, *texts = self._sample(row)
+            yield verdict, TEXT_LINES
+            for text in texts:
+                yield Padding.indent(text, 2), TEXT_LINES
 
     def _stages(self) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")
@@ -220,14 +245,16 @@ class LiveView:
         return line
 
     def _bar(self, width: int) -> Table:
-        loop, row = self._loop, Table.grid(padding=(0, 1))
-        where = f"{loop.unit} {self._step} of {loop.total}"
-        if not loop.stages:
-            where = f"{loop.title}  {where}"
+        loop = self._loop
+        line = f"{loop.unit} {self._step} of {loop.total}, {self._pace.describe()}"
+        if not loop.stages:  # else the title is one of them
+            line = f"{loop.title}  {line}"
         doing = ": ".join(filter(None, (self._doing, self._going_on())))
-        said = f"{where}, {self._pace.describe()}" + (f", {doing}" if doing else "")
+        if doing:
+            line += f", {doing}"
         bar = ProgressBar(max(loop.total, 1), self._step, width=max(1, min(30, width // 4)))
-        row.add_row(bar, self._text(said, ""))
+        row = Table.grid(padding=(0, 1))
+        row.add_row(bar, self._text(line, ""))
         return row
 
     def _numbers(self, width: int) -> Table:
@@ -239,26 +266,29 @@ class LiveView:
         table.add_column()
         for label, value in self._latest.items():
             history = self._histories.get(label, [])
-            line = Text(sparkline(history, line_width, self._blocks), "cyan")
             table.add_row(
-                self._text(label, ""), self._text(format_value(value), "bold"), line, self._mark(label, history)
+                self._text(label, ""),
+                self._text(format_value(value), "bold"),
+                Text(sparkline(history, line_width, self._blocks), "cyan"),
+                self._hint(label, history),
             )
         return table
 
-    def _mark(self, label: str, history: Sequence[float | None]) -> Text:
-        hint = self._loop.hint and self._loop.hint(label, history)
+    def _hint(self, label: str, history: Sequence[float | None]) -> Text:
+        hint = None if self._loop.hint is None else self._loop.hint(label, history)
         if hint is None:
             return Text()
         return self._text(hint, "yellow") if hint else Text("ok", "green")
 
-    def _sample(self, row: Mapping[str, Any]) -> Iterable[tuple[Text, int]]:
-        """Yield the verdict and scores of a sample, then its two texts; each with its indent."""
-        names = list(row)
-        results = [f"{name} {format_value(row[name])}" for name in names[2:] if row[name] is not None]
-        yield self._text("  ".join(results), "cyan"), 0
-        for name in names[:2]:
-            text = format_value(row[name])[:SHOWN_CHARACTERS].replace("\n", "\\n")
-            yield self._text(f"{name}: {text}", "dim" if name == names[0] else ""), 2
+    def _sample(self, row: Mapping[str, Any]) -> list[Text]:
+        """Return the verdict and scores of a sample in a line, then its two texts."""
+        prompt, completion, *others = row
+        results = [f"{name} {format_value(row[name])}" for name in others if row[name] is not None]
+        lines = [self._text("  ".join(results), "cyan")]
+        for name, style in ((prompt, "dim"), (completion, "")):
+            text = format_value(row[name])[:MAX_CHARACTERS].replace("\n", "\\n")
+            lines.append(self._text(f"{name}: {text}", style))
+        return lines
 
 
 def _is_number(value: Any) -> bool:

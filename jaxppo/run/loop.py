@@ -30,7 +30,7 @@ class StepOutput(NamedTuple):
 
 
 class ResumableRows(Protocol):
-    """Rows that are read as the steps come, and go on where a checkpoint says."""
+    """Rows that are read step by step, and go on where a checkpoint says."""
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Return what is kept in a checkpoint after `step` steps, as JSON."""
@@ -42,7 +42,7 @@ class ResumableRows(Protocol):
 
 
 class Steps(NamedTuple):
-    """The steps of a run, and how they are shown."""
+    """What the loop calls for each step of a run, and how the run is shown."""
 
     total: int  # of the whole run
     step: Callable[[TrainState, HostState, int], StepOutput]  # state, its part on the host, number from 0
@@ -51,11 +51,12 @@ class Steps(NamedTuple):
     title: str  # for the view
     header: str  # the run in a line, for the view
     stages: tuple[str, ...] = ()  # of the whole command, for the view
-    is_over: Callable[[dict[str, Any]], bool] = lambda record: False  # the run cannot go on after this record
+    # Whether the run cannot go on after this record.
+    is_over: Callable[[dict[str, Any]], bool] = lambda record: False
     watch: Callable[[StepOutput], None] = lambda output: None  # warns, or raises where the run cannot go on
     old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
     show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None  # samples; None: the run has none
-    # What a resumed run does with a restored state whose checkpoint had other values of these settings.
+    # What a resumed run does with a restored state whose checkpoint was saved under other values of these settings.
     change: Callable[[TrainState, Collection[str]], TrainState] = lambda state, names: state
     rows: ResumableRows | None = None  # None: what a step learns from depends on nothing but its number
 
@@ -67,8 +68,8 @@ class TrainingLoop:
 
     - when `LoopConfig.saves_at` says so: every `save_steps`, after the last step, and after an evaluation that may make
       it the best one;
-    - before the run ends early. That is at the next look after SIGTERM or Ctrl-C, when a step or its evaluation fails,
-      and after a record with which the run cannot go on. Saved is the last finished step, unless it is already.
+    - before the run ends early: at the next check after SIGTERM or Ctrl-C, when a step or its evaluation fails, and
+      after a record with which the run cannot go on. The last finished step is saved, unless it is saved already.
 
     A record is logged before its step is saved: a log may be ahead of the checkpoints, and resuming cuts it back.
 
@@ -83,14 +84,19 @@ class TrainingLoop:
     def __init__(
         self, run: Run, config: LoopConfig, steps: Steps, state: TrainState, host: HostState = EMPTY_HOST_STATE
     ):
-        self._run, self._config, self._steps = run, config, steps
-        best, greater = config.best_metric, config.greater_is_better
-        self._checkpoints = Checkpoints(run.folder / "checkpoints", config.save_total_limit, best, greater)
+        self._run = run
+        self._config = config
+        self._steps = steps
+        self._checkpoints = Checkpoints(
+            run.folder / "checkpoints", config.save_total_limit, config.best_metric, config.greater_is_better
+        )
         if processes.on_first(lambda: self._checkpoints.steps):
             state, host = self._checkpoints.resume(state, run.console.warn, host)
-        self._saved, self._record = int(state.step), {}
-        self.start = self._saved
+        self.start = int(state.step)
+        self._saved = self.start  # steps done at the latest checkpoint
+        self._record: dict[str, Any] = {}  # of the latest step
         if self.start:
+            # Settings first: a checkpoint of other settings is refused before it changes any file of the run.
             processes.on_first(self._check_settings)
             state = steps.change(state, self._changed())
             if steps.rows is not None:
@@ -98,9 +104,9 @@ class TrainingLoop:
                 steps.rows.load_state_dict(self.start, rows)
         run.keep_settings()
         if host.prefetched is not None:
-            host = host._replace(prefetched=self._placed(host.prefetched))
+            host = host._replace(prefetched=self._place(host.prefetched))
         self._state = state
-        self._host = host  # of the last finished step
+        self._host = host  # of the latest finished step
 
     def run(self) -> tuple[TrainState, dict[str, Any]]:
         """Take all steps that are left.
@@ -112,41 +118,47 @@ class TrainingLoop:
             Preempted: the run was asked to stop.
             Exception: whatever a step or an evaluation has failed with; the last finished step is saved.
         """
-        first, state = processes.is_first(), self._state
+        is_first = processes.is_first()
+        state = self._state
         del self._state  # the first step takes over its memory
+        metrics_path = self._run.folder / METRICS_FILE
+        samples_path = self._run.folder / SAMPLES_FILE
         self._run.trackers.begin(self.start)
         with (
             self._checkpoints,
-            JsonlLog(self._run.folder / METRICS_FILE, enabled=first) as metrics,
-            JsonlLog(self._run.folder / SAMPLES_FILE, enabled=first and self._steps.show is not None) as samples,
+            JsonlLog(metrics_path, enabled=is_first) as metrics,
+            JsonlLog(samples_path, enabled=is_first and self._steps.show is not None) as samples,
             self._progress() as progress,
         ):
+            # A log may be ahead of the checkpoint: the steps after it are taken, and logged, again.
             metrics.truncate_after(self.start)
             samples.truncate_after(self.start)
-            if first:
-                self._fill(metrics)
-            if self.start and first:
-                progress.recall(map(headline.numbers, read_metrics(self._run.folder / METRICS_FILE)))
+            if self.start and is_first:
+                records = read_metrics(metrics_path)
+                self._warn_of_lost_records(records)
+                progress.recall(map(headline.numbers, records))
             progress.doing("compiling")
             for number in range(self.start, self._steps.total):
                 output = self._step(state, number, metrics, progress)
                 state = output.state
                 self._finish(output, metrics, samples, progress)
-        preemption.keep_in_mind(is_unsaved=False)
+        preemption.set_unsaved(False)
         self._print_best()
-        record = processes.on_first(lambda: read_metrics(self._run.folder / METRICS_FILE)[-1])
+        record = processes.on_first(lambda: read_metrics(metrics_path)[-1])
         return state, self._meta(record)
 
     def _check_settings(self) -> None:
         """Raise a `ConfigError` unless the checkpoint has the settings of this run, whatever `config.yaml` says."""
-        run, before = self._run, self._checkpoints.read_meta(self.start)["config"]
-        check_settings(before, self._steps.meta["config"], run.config, f"checkpoint {self.start} in {run.folder}")
+        saved = self._checkpoints.read_meta(self.start)["config"]
+        source = f"checkpoint {self.start} in {self._run.folder}"
+        check_settings(saved, self._steps.meta["config"], self._run.config, source)
 
-    def _placed(self, batch: dict[str, Any]) -> dict[str, Any] | None:
+    def _place(self, prefetched: dict[str, Any]) -> dict[str, Any] | None:
         """Put the batch of a checkpoint that was sampled ahead on the devices; None where it has to be sampled anew."""
+        # When to evaluate and to save has no influence on what is sampled.
         changed = self._changed() - flatten(self._config).keys()
         if not changed:
-            return self._run.parallel.put(batch, 0)
+            return self._run.parallel.put(prefetched, 0)
         self._run.console.warn(
             f"the batch of update {self.start + 1} was sampled under other settings ({', '.join(sorted(changed))}): it "
             "is sampled anew"
@@ -155,83 +167,85 @@ class TrainingLoop:
 
     def _changed(self) -> set[str]:
         """Return the settings whose values are others than those of the checkpoint."""
-        before = processes.on_first(lambda: self._checkpoints.read_meta(self.start)["config"])
-        return set(changed_settings(before, self._steps.meta["config"], self._run.config))
+        saved = processes.on_first(lambda: self._checkpoints.read_meta(self.start)["config"])
+        return set(changed_settings(saved, self._steps.meta["config"], self._run.config))
 
-    def _fill(self, metrics: JsonlLog) -> None:
-        """Fill gaps in the log of a resumed run with the records that its checkpoints hold, and say so."""
-        missing = metrics.missing(self.start)
-        if not missing:
-            return
-        known = self._checkpoints.records()
-        filled = [self._logged(known[step]) for step in missing if step in known]
-        metrics.insert(filled)
-        self._run.console.warn(
-            f"{metrics.path}: expected the records of updates 1 to {self.start}, {len(missing)} are missing, the first "
-            f"that of update {missing[0]}; {len(filled)} are filled in from checkpoints, the others are lost"
-        )
+    def _warn_of_lost_records(self, records: Sequence[dict[str, Any]]) -> None:
+        missing = sorted({*range(1, self.start + 1)} - {record["step"] for record in records})
+        if missing:
+            self._run.console.warn(
+                f"{self._run.folder / METRICS_FILE}: expected the records of updates 1 to {self.start}, {len(missing)} "
+                f"are missing, the first that of update {missing[0]}"
+            )
 
     def _step(self, state: TrainState, number: int, metrics: JsonlLog, progress: ProgressView) -> StepOutput:
-        """Take a step and evaluate where that is due; save before anything ends the run here."""
-        last, done = self._steps.total, number
-        preemption.keep_in_mind(is_unsaved=self._saved < done)
+        """Take a step and evaluate where that is due; save before anything ends the run here.
+
+        `state` and `num_done` always belong together: before the step they are those of the step before, after it those
+        of this one. So whatever is raised, and wherever, the handler saves a state under the number of its updates.
+        """
+        total = self._steps.total
+        num_done = number
+        preemption.set_unsaved(self._saved < num_done)
         try:
             preemption.check()
             self._checkpoints.check()
             output = self._steps.step(state, self._host, number)
             state = output.state
-            record = output.record
-            done = number + 1
+            num_done = number + 1
             self._host = output.host
-            preemption.keep_in_mind(is_unsaved=True)
-            self._record = record
-            if self._config.evaluates_at(done, last):
+            preemption.set_unsaved(True)
+            self._record = output.record
+            if self._config.evaluates_at(num_done, total):
                 progress.doing("evaluation")
-                record |= self._steps.evaluate(state)
-            self._config.check_record(record, last)
+                self._record |= self._steps.evaluate(state)
+            self._config.check_record(self._record, total)
             return output
         except Exception as error:
-            stopped = isinstance(error, Preempted)
+            is_stopped = isinstance(error, Preempted)
             # A step that failed half-way may have given the memory of the state away.
-            if self._saved < done and (stopped or is_whole(state)):
-                if done > number:
-                    self._run.console.warn(f"update {done} is saved without its evaluation, which is not made up for")
+            if self._saved < num_done and (is_stopped or is_whole(state)):
+                if num_done > number:
+                    self._run.console.warn(f"update {num_done} is saved without its evaluation, which is not repeated")
                     self._log(self._record, metrics)
                 with activity.shown("saving"):
-                    self._save(done, state)
-            if not stopped and processes.is_alone():
+                    self._save(num_done, state)
+            if not is_stopped and processes.is_alone():
                 preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
             raise
 
     def _finish(self, output: StepOutput, metrics: JsonlLog, samples: JsonlLog, progress: ProgressView) -> None:
         """Log a step, save it where that is due, look at it, show it."""
-        steps, record = self._steps, output.record
-        done = int(record["step"])
+        steps = self._steps
+        record = output.record
+        num_done = int(record["step"])
+        # Logged before it is saved: a log that is ahead is cut back on resume, one that lags has lost a record.
         self._log(record, metrics)
         for sample in (*output.samples, *output.noted):
             samples.append(sample)
         if output.samples and steps.show is not None:
-            self._run.trackers.samples(done, output.samples)
+            self._run.trackers.samples(num_done, output.samples)
             steps.show(progress, output.samples)
-        if self._config.saves_at(done, steps.total) or steps.is_over(record):
+        if self._config.saves_at(num_done, steps.total) or steps.is_over(record):
             with activity.shown("saving"):
-                self._save(done, output.state)
+                self._save(num_done, output.state)
+        # After the saving, as this may end the run.
         steps.watch(output)
-        progress.update(done, **headline.numbers(record))
+        progress.update(num_done, **headline.numbers(record))
 
     def _log(self, record: dict[str, Any], metrics: JsonlLog) -> None:
-        logged = self._logged(record)
-        metrics.append(logged)
-        self._run.trackers.log(int(record["step"]), logged)
+        if self._steps.old_metric_names:
+            record = with_old_names(record)
+        metrics.append(record)
+        self._run.trackers.log(int(record["step"]), record)
 
-    def _logged(self, record: dict[str, Any]) -> dict[str, Any]:
-        return with_old_names(record) if self._steps.old_metric_names else record
-
-    def _save(self, done: int, state: TrainState) -> None:
+    def _save(self, num_done: int, state: TrainState) -> None:
         self._run.trackers.flush()
-        rows = {} if self._steps.rows is None else {"rows": self._steps.rows.state_dict(done)}
-        self._checkpoints.save(done, state, self._meta(self._record) | rows, self._record, self._host)
-        self._saved = done
+        meta = self._meta(self._record)
+        if self._steps.rows is not None:
+            meta["rows"] = self._steps.rows.state_dict(num_done)
+        self._checkpoints.save(num_done, state, meta, self._record, self._host)
+        self._saved = num_done
 
     def _meta(self, record: dict[str, Any]) -> dict[str, Any]:
         episode = {"episode": record["episode"]} if "episode" in record else {}

@@ -19,10 +19,10 @@ Band = tuple[float | None, float | None]
 
 
 COUNTERS = ("step", "episode", "epoch")
-"""What a record counts, beside its metrics."""
+"""Counters of a record, beside its metrics."""
 
 MAY_DIFFER = ("time/", "throughput/", "memory/", "compile/", "cache/")
-"""How the names of metrics begin in which a resumed run, or the same run elsewhere, may differ from another."""
+"""Prefixes of the metrics in which a resumed run, or the same run elsewhere, may differ from another."""
 
 
 class Watch(NamedTuple):
@@ -50,7 +50,7 @@ class Metric:
         meaning: one or two sentences, with the formula where it is short, and over what the mean is taken.
         healthy: the range of a healthy run, or what to look for.
         band: lowest and highest value of `healthy` where it is one range for all runs; None: no limit on that side.
-        too_low: what to do below the band; None: the limit is for the eye alone.
+        too_low: what to do below the band; None: nothing, the limit is only shown.
         too_high: what to do above the band.
         alarm: warn as soon as one update leaves the band, the first time or always.
         watch: what else to look for in the values so far.
@@ -82,7 +82,9 @@ def outside(value: float, band: Band | None) -> str:
     low, high = band or (None, None)
     if low is not None and value < low:
         return f"below {low:g}"
-    return f"above {high:g}" if high is not None and value > high else ""
+    if high is not None and value > high:
+        return f"above {high:g}"
+    return ""
 
 
 def plain(advice: str) -> str:
@@ -91,8 +93,9 @@ def plain(advice: str) -> str:
 
 
 def _metric(row: dict[str, Any]) -> Metric:
-    """Make a metric of its row in metrics.toml, where `low` and `high` stand for the band."""
+    """Build a metric from its row in metrics.toml, where `low` and `high` stand for the band."""
     band = (row.pop("low", None), row.pop("high", None))
+    # TOML has only names of functions: `trend` is one of trends.py.
     if "watch" in row:
         row["watch"] = Watch(getattr(trends, row["watch"]["trend"]), row["watch"]["advice"])
     if "headline" in row:
@@ -132,15 +135,6 @@ GROUPS = {
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
-def headlines() -> list[list[Metric]]:
-    """Return for each place of the live view the metrics that may stand there, the first choice first."""
-    places: dict[int, list[tuple[int, Metric]]] = {}
-    for metric in (*METRICS, *SUPERVISED):
-        if metric.headline is not None:
-            places.setdefault(metric.headline.place, []).append((metric.headline.rank, metric))
-    return [[metric for _, metric in sorted(places[place], key=lambda pair: pair[0])] for place in sorted(places)]
-
-
 def find(name: str) -> Metric | None:
     """Return the definition of a logged name: the metric of that very name, else the family that covers it."""
     if name in _BY_NAME:
@@ -148,24 +142,25 @@ def find(name: str) -> Metric | None:
     return next((metric for metric in METRICS if _covers(metric.name, name)), None)
 
 
-_COUNTED_BY_RUN = (
-    *("reward/errors", "reward/timeouts", "reward/not_scorable"),
-    "reward/zero_variance_groups",
-)
+_COUNTED_BY_RUN = ("reward/errors", "reward/timeouts", "reward/not_scorable", "reward/zero_variance_groups")
 
 
 def may_report(name: Any) -> bool:
     """Return whether a reward function may report under a name: it is a part of the reward, or no metric of a run."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
         return False
-    of_reward = (prefix_of(name) == "reward" and name not in _COUNTED_BY_RUN) or name == "cache/reward_hits"
-    return of_reward or (name not in COUNTERS and find(name) is None)
+    if name == "cache/reward_hits" or (prefix_of(name) == "reward" and name not in _COUNTED_BY_RUN):
+        return True
+    return name not in COUNTERS and find(name) is None
 
 
 def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record, plus every metric of it again under TRL 0.11's name where that differs."""
-    renamed = [metric for metric in METRICS if metric.old_name and metric.name in record]
-    return {**record, **{str(metric.old_name): record[metric.name] for metric in renamed}}
+    result = dict(record)
+    for metric in METRICS:
+        if metric.old_name and metric.name in record:
+            result[metric.old_name] = record[metric.name]
+    return result
 
 
 def prefix_of(name: str) -> str:
@@ -175,8 +170,11 @@ def prefix_of(name: str) -> str:
 
 def _covers(family: str, name: str) -> bool:
     """Return whether a name with `<...>` segments stands for this name."""
-    segments, given = family.split("/"), name.split("/")
-    return len(segments) == len(given) and all(
-        actual == segment or (segment.startswith("<") and actual != "")
-        for segment, actual in zip(segments, given, strict=True)
-    )
+    family_segments = family.split("/")
+    name_segments = name.split("/")
+    if len(family_segments) != len(name_segments):
+        return False
+    for pattern, segment in zip(family_segments, name_segments, strict=True):
+        if segment != pattern and not (pattern.startswith("<") and segment):
+            return False
+    return True

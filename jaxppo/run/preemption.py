@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM, as clusters send it before they take a machine away, and Ctrl-C."""
+"""Stopping on request: SIGTERM, as clusters send it before they take a machine away, and Ctrl-C."""
 
 import signal
 import threading
@@ -25,27 +25,29 @@ class Preemption:
     """While its block runs, a first SIGTERM or Ctrl-C is only noted, and `check` raises `Preempted`.
 
     A second signal does what it did before the block, so Ctrl-C twice ends the command at once. Leaving the block in
-    order after a signal raises `Preempted` too: nothing is lost between the last `check` and the end. Signals that were
-    ignored stay ignored, and outside the main thread, where Python has no signal handlers, nothing happens at all.
+    order after a signal raises `Preempted` too: no signal is lost between the last `check` and the end. Signals that
+    were ignored stay ignored, and outside the main thread, where Python has no signal handlers, nothing happens at all.
 
     Args:
         resume: the command that goes on with the run, for the message.
-        agree: makes of the signals noted by all processes of the run (0: none) one that all of them act on.
-        tell: called when a signal was noted, within its handler.
+        agree: turns the signals noted by all processes of the run (0: none) into one that all of them act on.
+        on_signal: called when a signal was noted, within its handler.
     """
 
     def __init__(
         self,
         resume: str,
         agree: Callable[[int], int] = lambda signum: signum,
-        tell: Callable[[], None] = lambda: None,
+        on_signal: Callable[[], None] = lambda: None,
     ):
-        self._resume, self._agree, self._tell = resume, agree, tell
+        self._resume = resume
+        self._agree = agree
+        self._on_signal = on_signal
         self._signum: int | None = None
-        self._earlier: dict[int, Any] = {}
+        self._earlier_handlers: dict[int, Any] = {}
 
     @property
-    def noted(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether this process was asked to stop."""
         return self._signum is not None
 
@@ -63,9 +65,9 @@ class Preemption:
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGTERM, signal.SIGINT):
                 if signal.getsignal(signum) not in (signal.SIG_IGN, None):  # None: not installed from Python
-                    self._earlier[signum] = signal.signal(signum, self._note)
+                    self._earlier_handlers[signum] = signal.signal(signum, self._note)
         _active.append(self)
-        keep_in_mind(is_unsaved=False)
+        set_unsaved(False)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -78,18 +80,19 @@ class Preemption:
         del frame
         self._signum = signum
         self._restore()
-        self._tell()
+        self._on_signal()
 
     def _restore(self) -> None:
-        while self._earlier:
-            signal.signal(*self._earlier.popitem())
+        while self._earlier_handlers:
+            signum, handler = self._earlier_handlers.popitem()
+            signal.signal(signum, handler)
 
 
 _is_unsaved = False
 
 
-def keep_in_mind(*, is_unsaved: bool) -> None:
-    """Say whether steps are done that no checkpoint has."""
+def set_unsaved(is_unsaved: bool) -> None:
+    """Set whether steps are done that no checkpoint has."""
     global _is_unsaved
     _is_unsaved = is_unsaved
 
@@ -100,7 +103,7 @@ def is_work_unsaved() -> bool:
 
 
 _active: list[Preemption] = []
-"""Those whose blocks are running; signals belong to the whole process, so there is one, or none."""
+"""Those whose blocks are running: one, or none, as signals belong to the whole process."""
 
 
 def is_watched() -> bool:
@@ -109,7 +112,7 @@ def is_watched() -> bool:
 
 
 def check() -> None:
-    """Stop here if the run was asked to; for places between the stages of an update, where the state is a whole one.
+    """Stop here if the run was asked to; for places between the stages of an update, where the state can be saved.
 
     Raises:
         Preempted: the run was asked to stop, and is within a `Preemption`.
@@ -119,7 +122,7 @@ def check() -> None:
 
 
 def notice() -> str | None:
-    """Return what to tell somebody who has asked to stop and waits for it; None where nobody has."""
-    if not any(preemption.noted for preemption in _active):
+    """Return the message for somebody who has asked to stop and waits for it; None where nobody has."""
+    if not any(preemption.is_requested for preemption in _active):
         return None
     return "stopping: the last update is being saved (a second Ctrl-C ends at once, without saving)"

@@ -1,4 +1,4 @@
-"""What of a run in stages is done: each stage once, however often the run is killed and resumed."""
+"""The stages of a run: each is done once, however often the run is killed and resumed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ STAGES_FILE = "stages.json"
 
 
 class Stages:
-    """Stages in a folder, with what each of them has found out: plain values, for JSON.
+    """Stages in a folder, with the result of each: plain values, for JSON.
 
     Args:
         folder: gets `stages.json`.
@@ -25,30 +25,31 @@ class Stages:
 
     def __init__(self, folder: Path):
         self._path = folder / STAGES_FILE
-        self._done: dict[str, Any] = processes.on_first(lambda: read_json(self._path))
+        self._results: dict[str, Any] = processes.on_first(lambda: read_json(self._path))
 
     def __contains__(self, name: str) -> bool:
         """Return whether a stage is done."""
-        return name in self._done
+        return name in self._results
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        """Return what a stage has found out that is done."""
-        return self._done[name]
+        """Return the result of a stage that is done."""
+        return self._results[name]
 
     def once(self, name: str, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what a stage has found out; it is done now unless it was before. All processes must call this.
+        """Return the result of a stage, which is done now unless it was before. All processes must call this.
 
         Args:
             name: of the stage.
-            do: does it; whatever it leaves behind beside its result must be on disk when it returns.
+            do: does it; all its files must be on disk when it returns.
         """
-        if name not in self._done:
+        if name not in self._results:
             preemption.check()
-            found = plain(do())
-            self._done[name] = processes.on_first(lambda: self._written(name, found))
-        return self._done[name]
+            result = plain(do())
+            # All processes go on with the result of the first, which is the one that a resumed run reads.
+            self._results[name] = processes.on_first(lambda: self._write(name, result))
+        return self._results[name]
 
-    def _written(self, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    def _write(self, name: str, result: dict[str, Any]) -> dict[str, Any]:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, self._done | {name: found})
-        return found
+        write_json(self._path, self._results | {name: result})
+        return result

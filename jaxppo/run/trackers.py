@@ -1,4 +1,4 @@
-"""Send the numbers and samples of a run to trackers, beside its JSON-lines logs: TensorBoard, Weights & Biases.
+"""Send the numbers and samples of a run to trackers, in addition to its JSON-lines logs: TensorBoard, Weights & Biases.
 
 A tracker is a convenience: when one fails, the error is logged once, the tracker is disabled, and the run goes on.
 """
@@ -27,16 +27,17 @@ TENSORBOARD_FOLDER = "tensorboard"
 """Folder in a run folder for TensorBoard's event files."""
 
 WANDB_ID_FILE = "wandb/run_id"
-"""File in a run folder with the id of the run at Weights & Biases, under which a resumed run goes on."""
+"""File in a run folder with the id of the run at Weights & Biases, under which a resumed run continues."""
 
 FLUSH_S = 10.0
 """Seconds for which points may wait in memory."""
 
-SAMPLES_SHOWN = 8
+MAX_SAMPLES = 8
+"""Samples of an update that a tracker gets."""
 
 
 class Tracker(Protocol):
-    """One destination of numbers; made before a run does anything, so that it can ask for a key or a login."""
+    """One destination of numbers; opened before a run does anything, so that it can ask for a key or a login."""
 
     def begin(self, start: int) -> None:
         """Open the tracker for the updates after `start`."""
@@ -60,7 +61,7 @@ class Tracker(Protocol):
 
 
 class Trackers:
-    """All trackers of a run; a context manager that makes and closes them.
+    """All trackers of a run; a context manager that opens and closes them.
 
     Only the first process of a run has any. What is logged before `begin` waits for it.
 
@@ -68,7 +69,7 @@ class Trackers:
         report_to: names of trackers, or "none".
         folder: run folder.
         config: configuration of the command, kept with the numbers; its secrets are left out.
-        warn: gets the message about a tracker that failed.
+        warn: called with the message about a tracker that failed.
 
     Raises:
         ConfigError: a tracker is unknown, or its package is missing.
@@ -76,9 +77,14 @@ class Trackers:
 
     def __init__(self, report_to: Sequence[str], folder: Path, config: Any, warn: Callable[[str], None]):
         processes.on_first(lambda: _check(report_to))
-        self._names = [name for name in report_to if name != "none"] if processes.is_first() else []
-        self._folder, self._config, self._warn = folder, plain_values(flatten(config)), warn
+        self._names = []
+        if processes.is_first():
+            self._names = [name for name in report_to if name != "none"]
+        self._folder = folder
+        self._config = plain_values(flatten(config))
+        self._warn = warn
         self._trackers: dict[str, Tracker] = {}
+        # Records logged before `begin`; None after it.
         self._waiting: list[tuple[int, Mapping[str, Any]]] | None = []
 
     def begin(self, start: int) -> None:
@@ -86,7 +92,8 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
                 tracker.begin(start)
-        waiting, self._waiting = self._waiting or [], None
+        waiting = self._waiting or []
+        self._waiting = None
         for step, metrics in waiting:
             if step >= start:  # else an earlier process has logged it
                 self.log(step, metrics)
@@ -104,13 +111,18 @@ class Trackers:
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log some of the sample completions of an update."""
         columns = [column for column in rows[0] if column != "step"]
-        shown = [{column: sanitize(format_value(row.get(column))) for column in columns} for row in rows]
+        safe_rows = []
+        for row in rows[:MAX_SAMPLES]:
+            safe_rows.append({column: sanitize(format_value(row.get(column))) for column in columns})
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
-                tracker.samples(step, shown[:SAMPLES_SHOWN])
+                tracker.samples(step, safe_rows)
 
     def flush(self) -> None:
-        """Bring everything so far to where it survives this process; called before a checkpoint."""
+        """Bring everything so far to where it survives this process.
+
+        Called before a checkpoint: a run that resumes from it logs no earlier update again.
+        """
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
                 tracker.flush()
@@ -118,14 +130,14 @@ class Trackers:
     def __enter__(self) -> "Trackers":
         for name in self._names:
             with self._failing(name):
-                self._trackers[name] = TRACKERS[name].make(self._folder, self._config)
+                self._trackers[name] = TRACKERS[name].open(self._folder, self._config)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        in_order = kind is None or issubclass(kind, Preempted)
+        failed = kind is not None and not issubclass(kind, Preempted)
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
-                tracker.close(failed=not in_order)
+                tracker.close(failed)
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
@@ -144,10 +156,12 @@ class Trackers:
 def _check(report_to: Sequence[str]) -> None:
     """Raise a `ConfigError` for a tracker that is unknown or not installed."""
     for name in report_to:
-        if name != "none" and name not in TRACKERS:
+        if name == "none":
+            continue
+        if name not in TRACKERS:
             hint = did_you_mean(name, TRACKERS)
             raise ConfigError(f"report_to: expected {', '.join(TRACKERS)} or none, got {name!r}{hint}")
-        package = TRACKERS[name].package if name != "none" else None
+        package = TRACKERS[name].package
         if package is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"report_to: expected the package {package} for {name}, got none; "
@@ -159,7 +173,8 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a record, without its step."""
     numbers = {}
     for name, value in metrics.items():
-        value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+        if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a scalar of numpy or jax
+            value = value.item()
         if name != "step" and isinstance(value, int | float) and math.isfinite(value):
             numbers[name] = float(value)
     return numbers
@@ -180,21 +195,24 @@ class TensorBoard:
             from tensorboardX import summary
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto import event_pb2, summary_pb2
-        # Protobuf makes what is in them when they are imported.
+        # Protobuf defines their classes at import, where no type checker sees them.
         events: Any = event_pb2
         summaries: Any = summary_pb2
-        self._event, self._summary, self._text = events.Event, summaries.Summary, summary.text
-        self._begins = events.SessionLog(status=events.SessionLog.START)
+        self._event = events.Event
+        self._summary = summaries.Summary
+        self._text = summary.text
+        self._session_start = events.SessionLog(status=events.SessionLog.START)
         logs = folder / TENSORBOARD_FOLDER
         logs.mkdir(parents=True, exist_ok=True)
         # Without the suffix, a second file of the same second would replace the first.
         self._writer = EventsWriter(str(logs / "events"), f".{time.time_ns()}")
-        self._config, self._flushed_at = config, -math.inf
+        self._config = config
+        self._flushed_at = -math.inf
 
     def begin(self, start: int) -> None:
         """Have TensorBoard hide what earlier files hold beyond `start`, and show the configuration."""
         purge_from = start + 1 if start else 0
-        self._writer.write_event(self._event(wall_time=time.time(), step=purge_from, session_log=self._begins))
+        self._writer.write_event(self._event(wall_time=time.time(), step=purge_from, session_log=self._session_start))
         text = yaml.safe_dump(dict(self._config), sort_keys=False)
         self._add(start, self._text("config", "".join(f"    {line}\n" for line in text.splitlines())))
 
@@ -205,9 +223,10 @@ class TensorBoard:
 
     def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
         """Add a table in Markdown."""
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        table = "".join(f"| {' | '.join(map(_markdown_cell, line))} |\n" for line in lines)
-        self._add(step, self._text("samples", table))
+        cells = [list(rows[0]), ["---"] * len(rows[0])]
+        cells += [list(row.values()) for row in rows]
+        lines = [f"| {' | '.join(map(_markdown_cell, line))} |\n" for line in cells]
+        self._add(step, self._text("samples", "".join(lines)))
 
     def flush(self) -> None:
         """Bring all points to the disk."""
@@ -257,16 +276,22 @@ class WeightsAndBiases:
         import wandb
 
         self._wandb: Any = wandb
-        self._folder, self._config = folder, config
+        self._folder = folder
+        self._config = config
         self._run: Any = None
         if os.environ.get("WANDB_MODE", "online") == "online":
-            wandb.login()  # which may ask for a key: now, not when the run has gone on for a while
+            wandb.login()  # may ask for a key: at once, not after the run has gone on for a while
 
     def begin(self, start: int) -> None:
         """Open the run, or reopen it."""
         folder = self._folder
-        private = {"console": "off", "disable_git": True, "save_code": False, "x_disable_meta": True}
-        settings = self._wandb.Settings(quiet=True, **private)  # quiet: the result has just been printed
+        settings = self._wandb.Settings(
+            quiet=True,  # the result has just been printed
+            console="off",
+            disable_git=True,
+            save_code=False,
+            x_disable_meta=True,
+        )
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "jaxppo"),
             name=os.environ.get("WANDB_NAME", folder.resolve().name),
@@ -308,29 +333,29 @@ def _wandb_id(folder: Path) -> str:
     return name
 
 
-class Kind(NamedTuple):
-    """A kind of tracker.
+class TrackerType(NamedTuple):
+    """A type of tracker.
 
     Attributes:
-        make: opens one for a run folder and a flat configuration without secrets.
+        open: opens one for a run folder and a flat configuration without secrets.
         package: that it imports, and that is not among the requirements of jaxppo; None: none.
         extra: the extra of jaxppo that installs the package.
         remedy: what to do where it fails.
     """
 
-    make: Callable[[Path, Mapping[str, Any]], Tracker]
+    open: Callable[[Path, Mapping[str, Any]], Tracker]
     package: str | None
     extra: str | None
     remedy: str
 
 
-TRACKERS: dict[str, Kind] = {
-    "tensorboard": Kind(TensorBoard, None, None, "See that the run folder can be written to, then --resume"),
-    "wandb": Kind(
+TRACKERS: dict[str, TrackerType] = {
+    "tensorboard": TrackerType(TensorBoard, None, None, "See that the run folder can be written to, then --resume"),
+    "wandb": TrackerType(
         WeightsAndBiases,
         "wandb",
         "tracking",
         "`wandb login`, or WANDB_MODE=offline to send it later with `wandb sync`, then --resume",
     ),
 }
-"""The trackers by their names in `--report_to`: a new one is a class and a row."""
+"""The trackers by their names in `--report_to`: a new one is a class and an entry."""

@@ -7,18 +7,22 @@ from statistics import fmean, median, stdev
 Trend = Callable[[Sequence[float]], str | None]
 """Finite values so far, the latest last -> what is odd about them, such as "falling"; None where nothing is."""
 
-ENOUGH = 8
+MIN_VALUES = 8
 """Fewest values that a trend is read from."""
 
 
 def direction(values: Sequence[float]) -> int:
     """Return 1 if the last quarter lies above the first one by more than chance explains, -1 if below, else 0."""
-    quarter = len(values) // 4
-    if len(values) < ENOUGH:
+    if len(values) < MIN_VALUES:
         return 0
+    quarter = len(values) // 4
     change = fmean(values[-quarter:]) - fmean(values[:quarter])
+    # Differences of neighbours hold the noise of two values and hardly any of the trend: their deviation is sqrt(2)
+    # times that of one value, and so is that of the difference of two means.
     noise = stdev(b - a for a, b in itertools.pairwise(values)) / quarter**0.5
-    return 0 if abs(change) <= 2 * noise else (1 if change > 0 else -1)
+    if abs(change) <= 2 * noise:
+        return 0
+    return 1 if change > 0 else -1
 
 
 def last_part(values: Sequence[float]) -> Sequence[float]:
@@ -38,17 +42,18 @@ def rising(values: Sequence[float]) -> str | None:
 
 def spiking(values: Sequence[float]) -> str | None:
     """Find a latest value of ten times the usual one."""
-    return "10 times the usual" if len(values) >= ENOUGH and values[-1] > 10 * median(values) else None
+    is_spike = len(values) >= MIN_VALUES and values[-1] > 10 * median(values)
+    return "10 times the usual" if is_spike else None
 
 
 def collapsing(values: Sequence[float]) -> str | None:
     """Find a level below a tenth of the first one."""
-    collapsed = len(values) >= 2 * ENOUGH and fmean(last_part(values)) < 0.1 * fmean(values[:5])
-    return "below a tenth of its first value" if collapsed else None
+    has_collapsed = len(values) >= 2 * MIN_VALUES and fmean(last_part(values)) < 0.1 * fmean(values[:5])
+    return "below a tenth of its first value" if has_collapsed else None
 
 
 def near_zero(values: Sequence[float]) -> str | None:
-    """Find a latest value that is 0 but for rounding."""
+    """Find a latest value that is 0 up to rounding."""
     return "near 0" if abs(values[-1]) < 1e-6 else None
 
 
@@ -59,13 +64,9 @@ def below_minus_1(values: Sequence[float]) -> str | None:
 
 def long_negative(values: Sequence[float]) -> str | None:
     """Find many values in a row below 0."""
-    return "below 0 for long" if _all_recent(values, lambda value: value < 0) else None
+    return "below 0 for long" if len(values) >= MIN_VALUES and max(values[-MIN_VALUES:]) < 0 else None
 
 
 def long_zero(values: Sequence[float]) -> str | None:
     """Find many values in a row that are 0."""
-    return "0 for long" if _all_recent(values, lambda value: value == 0) else None
-
-
-def _all_recent(values: Sequence[float], is_odd: Callable[[float], bool]) -> bool:
-    return len(values) >= ENOUGH and all(map(is_odd, values[-ENOUGH:]))
+    return "0 for long" if len(values) >= MIN_VALUES and not any(values[-MIN_VALUES:]) else None

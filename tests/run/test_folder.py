@@ -7,7 +7,7 @@ import yaml
 
 from jaxppo.config import RunConfig, SFTConfig, TrainConfig, paths
 from jaxppo.config.sources import parse_cli, read_yaml, replace
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import ConfigError
 from jaxppo.run import folder as run_folder
 
 
@@ -106,26 +106,6 @@ def test_write_json_is_read_back_and_keeps_the_old_file_where_the_new_content_fa
         run_folder.write_json(path, {"new": object()})
     assert run_folder.read_json(path) == content
     assert [entry.name for entry in tmp_path.iterdir()] == ["eval.json"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"headline_split": ["test"]},
-        {"before": 1},
-        {"before": {"test": 1}},
-        {"before": {"test": {"validity": 1, "mean_reward": 1}}},
-        {"before": {"test": {"validity": {"low": 0.0, "high": 1.0, "n": 4}}}},
-        {"before": {"test": {"validity": {"rate": 0.5, "low": "a", "high": 1.0, "n": 4}}}},
-    ],
-)
-def test_read_evals_names_a_file_of_another_shape(tmp_path, change):
-    measured = {"test": {"validity": {"rate": 0.5, "low": None, "high": 1.0, "n": 4}}}
-    run_folder.write_json(tmp_path / "eval.json", {"headline_split": "test", "before": measured})
-    assert run_folder.read_evals(tmp_path / "eval.json")["before"] == measured
-    run_folder.write_json(tmp_path / "eval.json", {"before": measured} | change)
-    with pytest.raises(DataError, match=r"eval\.json: "):
-        run_folder.read_evals(tmp_path / "eval.json")
 
 
 def test_claim_takes_over_a_folder_whose_claim_was_killed(tmp_path, monkeypatch):

@@ -29,12 +29,12 @@ def send(signum):
 
 @pytest.mark.parametrize(("signum", "name", "status"), [(signal.SIGTERM, "SIGTERM", 0), (signal.SIGINT, "Ctrl-C", 130)])
 def test_a_signal_is_noted_and_raised_at_the_next_check(handlers, signum, name, status):
-    with pytest.raises(Preempted, match=rf"{name}.*: {RESUME}$") as stop, Preemption(RESUME) as noted:
-        noted.check()  # nothing happens without a signal
+    with pytest.raises(Preempted, match=rf"{name}.*: {RESUME}$") as stop, Preemption(RESUME) as request:
+        request.check()  # nothing happens without a signal
         preemption.check()
-        assert not noted.noted and preemption.notice() is None
+        assert not request.is_requested and preemption.notice() is None
         send(signum)
-        assert noted.noted and preemption.notice() is not None
+        assert request.is_requested and preemption.notice() is not None
         preemption.check()
     assert stop.value.exit_status == status
     assert handlers == []
@@ -58,9 +58,9 @@ def test_a_second_signal_does_what_it_did_before_and_leaving_the_block_raises(ha
 def test_ignored_signals_stay_ignored():
     """A shell starts background jobs with Ctrl-C ignored."""
     mine = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Preemption(RESUME) as noted:
+    with Preemption(RESUME) as request:
         send(signal.SIGINT)
-        assert not noted.noted
+        assert not request.is_requested
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     assert signal.signal(signal.SIGINT, mine) is signal.SIG_IGN
 
@@ -71,7 +71,7 @@ def test_what_computes_is_left_where_the_run_is_to_stop_unless_a_step_would_be_l
     monkeypatch.setattr(activity, "warn", lines.append)
     with pytest.raises(Preempted), Preemption(RESUME):
         activity.attended(lambda: (send(signal.SIGTERM), may_end.wait()), takes_state=True)
-    assert activity.is_left_behind()
+    assert activity.has_abandoned_work()
 
     def step():
         send(signal.SIGTERM)
@@ -80,7 +80,7 @@ def test_what_computes_is_left_where_the_run_is_to_stop_unless_a_step_would_be_l
         return 1
 
     with pytest.raises(Preempted), Preemption(RESUME):
-        preemption.keep_in_mind(is_unsaved=True)
+        preemption.set_unsaved(True)
         assert activity.attended(step, takes_state=True) == 1  # on another thread: the first one is busy
     assert len(lines) == 1
     may_end.set()
@@ -97,9 +97,9 @@ def test_outside_the_main_thread_nothing_happens():
 
     def run():
         before = signal.getsignal(signal.SIGTERM)
-        with Preemption(RESUME) as noted:
+        with Preemption(RESUME) as request:
             preemption.check()
-            failed.append(noted.noted or signal.getsignal(signal.SIGTERM) is not before)
+            failed.append(request.is_requested or signal.getsignal(signal.SIGTERM) is not before)
 
     thread = threading.Thread(target=run)
     thread.start()

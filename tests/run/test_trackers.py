@@ -48,7 +48,7 @@ def test_tensorboard_gets_numbers_samples_and_the_configuration_without_secrets(
     assert lines[2] == (
         "| a | &#60;b&#62;p&#60;&#47;b&#62; &#124; q | &#92;x1b&#91;2J&#96;x&#96; &#92;ud800&#92;n&#42;y&#42; | 0.5 |"
     )
-    assert len(lines) == 2 + trackers.SAMPLES_SHOWN
+    assert len(lines) == 2 + trackers.MAX_SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(tmp_path, m
     make = Mock(return_value=tracker)
     failing = make if where == "open" else getattr(tracker, where)
     failing.side_effect = OSError("disk\x1b[2J\nfull")
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", trackers.TRACKERS["wandb"]._replace(make=make))
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", trackers.TRACKERS["wandb"]._replace(open=make))
     with open_trackers(tmp_path, "wandb", "tensorboard", warn=warnings.append) as opened:
         opened.begin(0)
         for step in (1, 2):
@@ -101,8 +101,8 @@ def test_a_tracker_that_fails_is_warned_of_once_and_the_others_go_on(tmp_path, m
 @pytest.mark.parametrize(("error", "failed"), [(KeyError("x"), True), (Preempted("resume", 15), False)])
 def test_a_run_that_fails_is_closed_as_such_and_one_that_is_stopped_is_not(tmp_path, monkeypatch, error, failed):
     mine = Mock()
-    # A new tracker is a class and a row.
-    monkeypatch.setitem(trackers.TRACKERS, "mine", trackers.Kind(Mock(return_value=mine), None, None, "none"))
+    # A new tracker is a class and an entry.
+    monkeypatch.setitem(trackers.TRACKERS, "mine", trackers.TrackerType(Mock(return_value=mine), None, None, "none"))
     report_to = parse_cli(TrainConfig, "train", ["--report_to", "mine"]).loop.report_to
     with pytest.raises(type(error)), open_trackers(tmp_path, *report_to) as opened:
         opened.begin(0)
