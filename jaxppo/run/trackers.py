@@ -137,7 +137,7 @@ class Trackers:
         failed = kind is not None and not issubclass(kind, Preempted)
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
-                tracker.close(failed)
+                tracker.close(failed=failed)
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
