@@ -1,7 +1,7 @@
 """The model card of a folder that a run leaves behind: README.md with metadata for the Hugging Face hub.
 
-Names, paths, licences and commands come from outside: each passes `redact` and is escaped for the place where it
-stands, so that it can neither carry a secret nor end a table, a block of code or the metadata.
+Names, paths, licences and commands are the user's: each passes `redact` and is escaped for its place in the card, so
+that it can neither carry a secret nor end a table, a block of code or the metadata.
 """
 
 import re
@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from jaxppo.config.reading import parse_yaml
 from jaxppo.config.redact import redact
 from jaxppo.config.sources import CALL_ONLY, plain_values
 from jaxppo.hf.card_metadata import (
@@ -39,9 +38,10 @@ _WHAT = {
     "reward_adapter": "A LoRA adapter and score head that make a language model a reward model",
     "value_head": "The value head on a policy's trunk, which predicts at each token the score still to come",
 }
-_MODELS = ("policy", "value", "reward")  # whole ones
+_MODELS = ("policy", "value", "reward")  # no adapters
 
-_FOLDER, _BASE = '"path/to/this/folder"', "<base model>"
+_FOLDER = '"path/to/this/folder"'
+_BASE = "<base model>"
 _CODE = {
     "policy": f"""\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -142,10 +142,10 @@ def model_card(
         title: heading.
         kind: what the folder holds; it decides how the card says to load it.
         base_model: where the weights came from: a hub id, a folder or the name of a shipped model; None: from scratch.
-        base_license: its licence, as from `license_of`; None: not stated.
+        base_license: its licence, as from `license_of`; None: unknown.
         dataset: what it was trained on.
-        dataset_license: its licence; None: not stated.
-        texts: how it reads prompts and completions; None: not known.
+        dataset_license: its licence; None: unknown.
+        texts: how it reads prompts and completions; None: unknown.
         algorithm: "ppo", "rloo" or "grpo"; None: supervised.
         config: the flat settings, as from `flatten`; those of one call only (`CALL_ONLY`) are left out.
         evals: content of `eval.json`: "before" and "after" by split, or splits alone; may be partial or empty.
@@ -157,56 +157,54 @@ def model_card(
     Returns:
         Markdown with YAML metadata, a newline at its end.
     """
-    base_model = None if base_model is None else redact(base_model)
+    if base_model is not None:
+        base_model = redact(base_model)
     origin = "scratch" if base_model is None else _code(base_model)
-    how = f" with {_inline(redact(algorithm).upper())}" if algorithm else ""
+    method = f" with {_inline(redact(algorithm).upper())}" if algorithm else ""
     parts = [
         front_matter(title, kind, base_model, base_license, redact(dataset), algorithm, evals),
         f"# {_inline(title)}",
-        f"{_WHAT[kind]}, trained from {origin} on {_code(dataset)}{how}; these are the weights after update "
+        f"{_WHAT[kind]}, trained from {origin} on {_code(dataset)}{method}; these are the weights after update "
         f"{int(step)}. Made with jaxppo {_inline(version)}.",
         "## How to load it",
         _fenced(_CODE[kind].replace(_BASE, _base_argument(base_model)), "python"),
-        *([] if texts is None else [f"Prompts and completions were {_inline(redact(texts))}."]),
-        *_tried(kind),
-        "## Results",
-        _results(evals),
-        *_last_metrics(metrics, int(step)),
-        "## Command",
-        _fenced(redact(command), "bash"),
-        "## Licences",
-        _licences(base_model, base_license, dataset, dataset_license),
-        "## Settings",
-        _settings(config),
     ]
+    if texts is not None:
+        parts.append(f"Prompts and completions were {_inline(redact(texts))}.")
+    if kind in _MODELS:
+        parts.append(f"Folders like this one were tried with transformers {' and '.join(TRIED_WITH)}.")
+    parts += ["## Results", _results(evals)]
+    metric_rows = [f"| `{name}` | {_number(metrics[name])} |" for name in _METRICS if name in metrics]
+    if metric_rows:
+        parts += [f"## Last update ({int(step)})", "\n".join(["| metric | value |", "|---|---|", *metric_rows])]
+    parts += ["## Command", _fenced(redact(command), "bash")]
+    parts += ["## Licences", _licences(base_model, base_license, dataset, dataset_license)]
+    parts += ["## Settings", _settings(config)]
     return "\n\n".join(parts) + "\n"
-
-
-def _tried(kind: Kind) -> list[str]:
-    versions = " and ".join(TRIED_WITH)
-    return [f"Folders like this one were tried with transformers {versions}."] if kind in _MODELS else []
 
 
 def license_of(folder: Path) -> str | None:
     """Return the licence that the metadata of a model's or dataset's README.md names; several are joined by commas.
 
-    Where the licence is `other`, it is the `license_name`, if there is one. None where nothing readable names one.
+    Where the licence is `other`, it is the `license_name`, if the metadata has one. None where no README.md can be read
+    that names one.
     """
+    from huggingface_hub import metadata_load  # slow to import
+
+    path = Path(folder) / CARD_FILE
     try:
-        if not (Path(folder) / CARD_FILE).is_file():  # a pipe would never end
-            return None
-        text = (Path(folder) / CARD_FILE).read_text(encoding="utf-8-sig", errors="replace")
-        block = re.match(r"\s*---[ \t]*\n(.*?\n)---[ \t]*(?:\n|\Z)", text, re.DOTALL)
-        data = parse_yaml(block[1]) if block else None
-    except (OSError, yaml.YAMLError):
+        # Whether it is a file first: a pipe would never end.
+        data = metadata_load(path) if path.is_file() else None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return None
-    if not isinstance(data, dict):
-        return None
-    named = data.get("license")
-    if named == "other" and data.get("license_name"):
-        named = data["license_name"]
-    names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
-    return ", ".join(" ".join(name.split()) for name in names if isinstance(name, str) and name.strip()) or None
+    data = data or {}
+    licenses = data.get("license")
+    if licenses == "other" and data.get("license_name"):
+        licenses = data["license_name"]
+    if not isinstance(licenses, list):
+        licenses = [licenses]
+    names = [" ".join(name.split()) for name in licenses if isinstance(name, str)]
+    return ", ".join(filter(None, names)) or None
 
 
 def _base_argument(base_model: str | None) -> str:
@@ -214,9 +212,14 @@ def _base_argument(base_model: str | None) -> str:
     if base_model is None:
         return _literal("path/to/its/base/model")
     repo, _, revision = base_model.partition("@")
+    # Only jaxppo knows the names of its shipped models: transformers needs their path.
+    if is_shipped(repo):
+        return _literal(f"path/to/{repo}")
     if hub_id(base_model) is None:
-        return _literal(f"path/to/{repo}" if is_shipped(repo) else base_model)
-    return _literal(repo) + (f", revision={_literal(revision)}" if revision else "")
+        return _literal(base_model)
+    if not revision:
+        return _literal(repo)
+    return f"{_literal(repo)}, revision={_literal(revision)}"
 
 
 def _literal(text: str) -> str:
@@ -224,78 +227,72 @@ def _literal(text: str) -> str:
 
 
 def _licences(base_model: str | None, base_license: str | None, dataset: str, dataset_license: str | None) -> str:
-    data = f"- Data {_code(dataset)}: {_stated(dataset_license)}."
+    data_line = f"- Data {_code(dataset)}: {_license_text(dataset_license)}."
     if base_model is None:
-        return f"- Base model: none, trained from scratch.\n{data}"
-    both = "This model derives from both: see that you keep to the terms of both."
-    return f"- Base model {_code(base_model)}: {_stated(base_license)}.\n{data}\n\n{both}"
+        return f"- Base model: none, trained from scratch.\n{data_line}"
+    advice = "This model derives from both: see that you keep to the terms of both."
+    return f"- Base model {_code(base_model)}: {_license_text(base_license)}.\n{data_line}\n\n{advice}"
 
 
-def _stated(license_name: str | None) -> str:
+def _license_text(license_name: str | None) -> str:
     return "not known" if license_name is None else _code(license_name)
 
 
 def _results(evals: dict[str, Any]) -> str:
-    """Before and after by split, the headline split first."""
-    moments, headline, splits = moments_of(evals), evals.get("headline_split"), splits_of(evals)
-    rows, judges = [], set()
+    """Return a table of the results before and after training by split, the headline split first."""
+    moments = moments_of(evals)
+    splits = splits_of(evals)
+    # A measure that only one of the two evaluations has is shown, too: the run may be unfinished.
+    rows = []
+    judges = set()
     for split in splits:
-        before, after = (as_dict(moments[name].get(split)) for name in ("before", "after"))
-        judges |= {_code(str(result["validator"])) for result in (before, after) if "validator" in result}
+        results = [as_dict(moments["before"].get(split)), as_dict(moments["after"].get(split))]
+        judges |= {_code(str(result["validator"])) for result in results if "validator" in result}
         for measure, meaning in MEASURES.items():
-            if measure in before or measure in after:
-                cells = [_code(str(split)), meaning, _measured(before.get(measure)), _measured(after.get(measure))]
-                rows.append(f"| {' | '.join(cells)} |")
-        rows += _by_domain(str(split), before, after)
+            if any(measure in result for result in results):
+                rows.append(_result_row(split, meaning, [result.get(measure) for result in results]))
+        # The validity in each domain of a split that has several.
+        domains = [as_dict(result.get("domains")) for result in results]
+        names = sorted({*domains[0], *domains[1]}, key=str)
+        for name in names if len(names) > 1 else ():
+            rates = [as_dict(domain.get(name)).get("validity") for domain in domains]
+            rows.append(_result_row(split, f"{MEASURES['validity']}, {_code(str(name))}", rates))
     if not rows:
         return "No evaluation was recorded."
     notes = ["Problems that were held out, with Wilson 95 % intervals."]
-    if headline in splits:
-        notes.append(f"The run is about {_code(str(headline))}.")
+    headline_split = evals.get("headline_split")
+    if headline_split in splits:
+        notes.append(f"The run is about {_code(str(headline_split))}.")
     if judges:
         notes.append(f"Plans were judged by {', '.join(sorted(judges))}.")
     return "\n".join([" ".join(notes), "", "| split | measure | before | after |", "|---|---|---|---|", *rows])
 
 
-def _by_domain(split: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the validity in each domain of a split that has several."""
-    moments = [as_dict(result.get("domains")) for result in (before, after)]
-    names = sorted({name for domains in moments for name in domains}, key=str)
-    rates = [[_measured(as_dict(domains.get(name)).get("validity")) for domains in moments] for name in names]
-    return [
-        f"| {_code(split)} | {MEASURES['validity']}, {_code(str(name))} | {' | '.join(of_domain)} |"
-        for name, of_domain in zip(names, rates, strict=True)
-        if len(names) > 1
-    ]
+def _result_row(split: Any, measure: str, values: list[Any]) -> str:
+    return f"| {_code(str(split))} | {measure} | {' | '.join(map(_rate, values))} |"
 
 
-def _measured(value: Any) -> str:
+def _rate(value: Any) -> str:
     """Return a rate with its interval and n, or a plain number."""
     if not isinstance(value, dict):
         return _number(value)
-    rate, low, high, n = (value.get(name) for name in ("rate", "low", "high", "n"))
-    if not is_number(rate):
+    if not is_number(value.get("rate")):
         return "-"
-    interval = f" [{low:.1%}, {high:.1%}]" if is_number(low) and is_number(high) else ""
-    return f"{rate:.1%}{interval}" + (f", n = {n}" if isinstance(n, int) else "")
-
-
-def _last_metrics(metrics: dict[str, float], step: int) -> list[str]:
-    rows = [f"| `{name}` | {_number(metrics[name])} |" for name in _METRICS if name in metrics]
-    if not rows:
-        return []
-    return [f"## Last update ({step})", "\n".join(["| metric | value |", "|---|---|", *rows])]
+    text = f"{value['rate']:.1%}"
+    low = value.get("low")
+    high = value.get("high")
+    if is_number(low) and is_number(high):
+        text += f" [{low:.1%}, {high:.1%}]"
+    if isinstance(value.get("n"), int):
+        text += f", n = {value['n']}"
+    return text
 
 
 def _settings(config: dict[str, Any]) -> str:
-    """As `config.yaml` has them, folded away."""
+    """Return the settings as `config.yaml` has them, folded away."""
     flat = plain_values({name: value for name, value in config.items() if name not in CALL_ONLY})
-    text = yaml.safe_dump({name: _yaml_value(value) for name, value in flat.items()}, sort_keys=False)
+    text = yaml.safe_dump(flat, sort_keys=False)
     return f"<details>\n<summary>config.yaml</summary>\n\n{_fenced(text, 'yaml')}\n\n</details>"
-
-
-def _yaml_value(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | list | dict | None) else str(value)
 
 
 def _number(value: Any) -> str:
@@ -303,18 +300,21 @@ def _number(value: Any) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text for a paragraph, a heading or the cell of a table: one line, nothing of it read as Markdown or HTML."""
+    """Return a text for a paragraph, a heading or the cell of a table: one line, not read as Markdown or HTML."""
+    # All punctuation of Markdown and HTML, whether or not it has a meaning in its place.
     return re.sub(r"([\\`*_{}\[\]<>()|#!~$&])", r"\\\1", sanitize(redact(text)).strip())
 
 
 def _code(text: str) -> str:
-    """Return a name in code style, where it is one that needs no escape there; otherwise escaped text."""
+    """Return a name in code style where all its characters may stand there; otherwise escaped text."""
     text = redact(text)
     return f"`{text}`" if re.fullmatch(r"[\w.@<]([\w ./:+@,=<>-]*[\w.>])?", text, re.ASCII) else _inline(text)
 
 
 def _fenced(text: str, language: str) -> str:
     """Return a block of code, its fence longer than any run of backticks in it."""
-    lines = "\n".join(sanitize(line, limit=None) for line in text.strip("\n").split("\n"))
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", lines)), default=0))
-    return f"{fence}{language}\n{lines}\n{fence}"
+    code = "\n".join(sanitize(line, limit=None) for line in text.strip("\n").split("\n"))
+    longest = max((len(backticks) for backticks in re.findall("`+", code)), default=0)
+    # A block ends with a fence as long as its first one: no run of backticks in the code is.
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{code}\n{fence}"

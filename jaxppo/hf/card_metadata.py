@@ -1,6 +1,6 @@
 """The metadata of a model card, which the Hugging Face hub reads: what the model is, its licence, and its results.
 
-The results stand in the card's own format, `model-index`: one entry for each split and measure of the evaluation after
+The results are in the hub's own format, `model-index`: one entry for each split and measure of the evaluation after
 training, so that pages and tools which compare models find them.
 """
 
@@ -27,20 +27,15 @@ MEASURES = {
 }
 """Measures of an evaluation that a card shows, and what they are called there."""
 
-_LIBRARIES = {
-    "adapter": "peft",
-    "value_adapter": "peft",
-    "reward_adapter": "peft",
-    "value_head": "jaxppo",
-}  # the others: transformers
-_WRITERS = ("policy", "adapter")  # of text
+_LIBRARIES = {"adapter": "peft", "value_adapter": "peft", "reward_adapter": "peft", "value_head": "jaxppo"}
+"""The others are transformers'."""
 _TASKS = {
     "policy": "text-generation",
     "adapter": "text-generation",
     "reward": "text-classification",
     "reward_adapter": "text-classification",
 }
-"""The hub's name of what is evaluated; the figures of a run are not those of its value model."""
+"""The hub's name of the task that is evaluated; the figures of a run are not those of its value model."""
 
 _HUB_LICENSES = (
     "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m "
@@ -65,17 +60,18 @@ def front_matter(
     algorithm: str | None,
     evals: dict[str, Any],
 ) -> str:
-    """Return the metadata: nothing in it but what the hub allows in its place; for the arguments see `model_card`."""
+    """Return the metadata, with nothing but what the hub allows in each field; for the arguments see `model_card`."""
     from huggingface_hub import ModelCardData  # slow to import
 
     results = list(_eval_results(kind, dataset, evals))
+    tags = ["jaxppo", _slug(algorithm or ""), kind]
     data = ModelCardData(
         library_name=_LIBRARIES.get(kind, "transformers"),
         base_model=hub_id(base_model),
-        pipeline_tag="text-generation" if kind in _WRITERS else None,
-        datasets=hub_id(dataset) if "/" in dataset else None,
-        tags=["jaxppo", *([_slug(algorithm)] if algorithm and _slug(algorithm) else []), kind],
-        model_name=_shown(title) if results else None,
+        pipeline_tag="text-generation" if _TASKS.get(kind) == "text-generation" else None,
+        datasets=hub_id(dataset) if "/" in dataset else None,  # a name without a user is built in
+        tags=[tag for tag in tags if tag],
+        model_name=_printable(title) if results else None,
         eval_results=results or None,
         **_hub_license(base_license),
     )
@@ -88,18 +84,19 @@ def _eval_results(kind: Kind, dataset: str, evals: dict[str, Any]) -> Iterator[A
 
     if kind not in _TASKS:
         return
-    after = moments_of(evals)["after"]
+    results = moments_of(evals)["after"]
     for split in splits_of(evals):
-        measures = as_dict(after.get(split))
+        measures = as_dict(results.get(split))
         for measure, meaning in MEASURES.items():
             value = measures.get(measure)
-            value = value.get("rate") if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                value = value.get("rate")
             if is_number(value):
                 yield EvalResult(
                     task_type=_TASKS[kind],
-                    dataset_type=_shown(hub_id(dataset) or Path(dataset).name),
-                    dataset_name=_shown(Path(dataset).name),
-                    dataset_split=_shown(str(split)),
+                    dataset_type=_printable(hub_id(dataset) or Path(dataset).name),
+                    dataset_name=_printable(Path(dataset).name),
+                    dataset_split=_printable(str(split)),
                     metric_type=measure,
                     metric_name=meaning,
                     metric_value=round(float(value), 6),
@@ -112,6 +109,7 @@ def moments_of(evals: dict[str, Any]) -> dict[str, dict[str, Any]]:
     Args:
         evals: content of `eval.json`; may be partial or empty.
     """
+    # Commands that evaluate once, at the end, write the splits alone.
     moments = {name: as_dict(evals.get(name)) for name in ("before", "after")}
     if not any(moments.values()):
         moments["after"] = {name: as_dict(value) for name, value in evals.items() if MEASURES.keys() & as_dict(value)}
@@ -120,19 +118,24 @@ def moments_of(evals: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def splits_of(evals: dict[str, Any]) -> list[Any]:
     """List the splits of an `eval.json`, the headline split first."""
-    moments, headline = moments_of(evals), evals.get("headline_split")
-    return sorted(dict.fromkeys([*moments["before"], *moments["after"]]), key=lambda split: split != headline)
+    moments = moments_of(evals)
+    splits = dict.fromkeys([*moments["before"], *moments["after"]])
+    return sorted(splits, key=lambda split: split != evals.get("headline_split"))
 
 
-def _shown(text: str) -> str:
-    """Return a name for a value of the metadata, where it can neither steer a viewer nor be empty."""
+def _printable(text: str) -> str:
+    """Return a name as a value of the metadata, without secrets and control codes, and never empty."""
+    # Secrets first: an escape within one would hide it from `redact`.
     return sanitize(redact(text), limit=200).strip() or "unknown"
 
 
 def hub_id(name: str | None) -> str | None:
     """Return the hub id in `user/name` or `user/name@revision`; None for a folder, a shipped model or a toy."""
     repo = (name or "").partition("@")[0]
-    return None if not is_repo_id(repo) or Path(repo).exists() or is_shipped(repo) or repo in toys.TOYS else repo
+    # A folder of that name comes first, as it does where the model is loaded.
+    if not is_repo_id(repo) or Path(repo).exists() or is_shipped(repo) or repo in toys.TOYS:
+        return None
+    return repo
 
 
 def is_shipped(name: str) -> bool:
@@ -140,12 +143,17 @@ def is_shipped(name: str) -> bool:
     return name in {folder.name for folder in (Path(__file__).parent / "assets").iterdir()}
 
 
-def _hub_license(stated: str | None) -> dict[str, Any]:
-    names = [_slug(name) for name in redact(stated or "").split(",")]
+def _hub_license(license_name: str | None) -> dict[str, Any]:
+    # Several licences are joined by commas, see `license_of`.
+    names = [_slug(name) for name in redact(license_name or "").split(",")]
     if all(name in _HUB_LICENSES.split() for name in names):
-        return {"license": names[0] if len(names) == 1 else names}
+        if len(names) == 1:
+            return {"license": names[0]}
+        return {"license": names}
     name = "-".join(names).replace("+", "").strip("-.")[:64]
-    return {"license": "other", "license_name": name if name not in ("", "other") else "unknown"}
+    if name in ("", "other"):
+        name = "unknown"
+    return {"license": "other", "license_name": name}
 
 
 def _slug(text: str) -> str:

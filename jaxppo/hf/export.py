@@ -28,7 +28,6 @@ from jaxppo.types import Params
 TOKENIZER_FOLDER = "tokenizer"
 """In a run folder: the policy's tokenizer, for exports of its checkpoints."""
 
-
 REWARD_MODEL = "reward_model"
 """In a run folder of `reward_model`: what it trained."""
 
@@ -42,24 +41,27 @@ _ADAPTERS = {"policy": "adapter", "value": "value_adapter", "reward": "reward_ad
 def base_of(
     name: str | None, loaded: Loaded | None, config: ModelConfig, head: str, *, is_frozen: bool
 ) -> dict[str, Any]:
-    """Collect what the export of a model must know about where it started.
+    """Collect what the export of a model needs about the weights that its training started from.
 
     Args:
-        name: as the user named it; None: drawn at random.
-        loaded: what was read from there.
+        name: as the user named it; None: initialized at random.
+        loaded: the model read from there.
         config: the model.
         head: "lm" or "score".
-        is_frozen: adapters are trained on it, whose export compares it with its `fingerprint`.
+        is_frozen: whether adapters are trained on it, whose export compares it with its `fingerprint`.
     """
     if loaded is None or name is None:
         return {"config": hf.config_to_hf(config, head), "base": None, "license": None, "generation_config": {}}
-    generation = loaded.folder / hf.GENERATION_FILE
+    generation_file = loaded.folder / hf.GENERATION_FILE
+    # A folder gets its absolute path, as the export may be called from elsewhere; a hub id or a shipped name stays.
+    is_folder = loaded.folder == Path(name)
+    has_fingerprint = is_frozen and not loaded.shapes_only
     return {
         "config": hf.config_to_hf(config, head),
-        "base": str(Path(name).absolute()) if loaded.folder == Path(name) else name,
+        "base": str(Path(name).absolute()) if is_folder else name,
         "license": license_of(loaded.folder),
-        "generation_config": read_json(generation) if generation.is_file() else {},
-        "fingerprint": lora.fingerprint(loaded.params) if is_frozen and not loaded.shapes_only else None,
+        "generation_config": read_json(generation_file) if generation_file.is_file() else {},
+        "fingerprint": lora.fingerprint(loaded.params) if has_fingerprint else None,
     }
 
 
@@ -71,16 +73,17 @@ def models_meta(
     dataset: str,
     texts: str,
 ) -> dict[str, Any]:
-    """Collect what a checkpoint says about its models, so that it can be exported: plain values, for JSON.
+    """Collect what a checkpoint keeps about its models, so that it can be exported: plain values, for JSON.
 
     Args:
         policy: from `base_of`; for a reward model with `"kind": "reward"`.
-        value: from `base_of`, or None without a value model of its own.
+        value: from `base_of`; None: the value function started from the policy, or is a head on its trunk.
         adapter: shape of the adapters, or None where whole models are trained.
         stop_ids: tokens of which any ends a completion; the base's list of them stays as it is where it names the same.
         dataset: name, path or hub id of the training data.
         texts: how the model reads prompts and completions, from `ChatTemplate.describe`.
     """
+    # transformers' `generate` then ends completions where the run did.
     if stop_ids:
         policy = policy | {"generation_config": _ending_with(stop_ids, policy["generation_config"])}
     return {
@@ -90,20 +93,26 @@ def models_meta(
         "dataset": _named_as_path(dataset),
         "dataset_license": "apache-2.0" if dataset == "blocksworld" else license_of(Path(dataset)),
         "texts": texts,
+        # The card shows the command that trained the model, not the one that exports it.
         "command": run_folder.command_line(),
     }
 
 
 def _named_as_path(dataset: str) -> str:
     """Return the name of data for a card: a relative path gets `./`, as from another folder it could be a hub id."""
-    return os.path.join(os.curdir, dataset) if "/" in dataset and Path(dataset).exists() else dataset
+    if "/" in dataset and Path(dataset).exists():
+        return os.path.join(os.curdir, dataset)
+    return dataset
 
 
 def _ending_with(stop_ids: tuple[int, ...], generation: dict[str, Any]) -> dict[str, Any]:
-    listed = generation.get("eos_token_id")
-    if isinstance(listed, list) and set(listed) == set(stop_ids):
+    base_ids = generation.get("eos_token_id")
+    # The same ids in another order: the base's file stays as it is.
+    if isinstance(base_ids, list) and set(base_ids) == set(stop_ids):
         return generation
-    return generation | {"eos_token_id": stop_ids[0] if len(stop_ids) == 1 else list(stop_ids)}
+    if len(stop_ids) == 1:
+        return generation | {"eos_token_id": stop_ids[0]}
+    return generation | {"eos_token_id": list(stop_ids)}
 
 
 def write_tokenizer(folder: Path, tokenizer: Any) -> None:
@@ -127,7 +136,7 @@ def write_models(
     Args:
         folder: gets `policy/` and `value/`, or `reward_model/`, and `adapters/`.
         meta: of the checkpoint: "config", "step", "metrics", "models".
-        params: {"policy"} and maybe {"value"}: whole models, or adapters.
+        params: {"policy"} and perhaps {"value"}: whole models, or adapters.
         frozen: weights under adapters, by model.
         tokenizer: of the policy.
         evals: content of `eval.json`; the `reward_bias` of a reward model is stored with it.
@@ -135,37 +144,50 @@ def write_models(
         max_shard_size: see `hf.save_pretrained`.
     """
     models = meta["models"]
-    adapter = None if models["adapter"] is None else _lora_config(models["adapter"])
+    adapter = None
+    if models["adapter"] is not None:
+        adapter = _lora_config(models["adapter"])
     for name, tree in activity.counted("writing models", list(params.items()), "models"):
+        # A value function without an entry of its own started from the policy.
         info = models[name] or models["policy"]
         kind = info.get("kind", name)
-        target, bias = _folder_of(name, info), evals.get(hf.REWARD_BIAS) if kind == "reward" else None
-        config, card = _config(info, bias), _card(kind, info, meta, evals)
-        if "trunk" not in tree:
+        target = _folder_of(name, info)
+        if "trunk" not in tree:  # a head on the policy's trunk
             hf.save_value_head(folder / target, tree["score"], _card("value_head", info, meta, evals))
             continue
-        whole = tree
+        reward_bias = evals.get(hf.REWARD_BIAS) if kind == "reward" else None
+        config = _config(info, reward_bias)
         if adapter is not None:
             assert frozen is not None
             base = _path_of(info["base"] or models["policy"]["base"])
             adapter_card = _card(_ADAPTERS[kind], info | {"base": base}, meta, evals)
-            save_adapter(folder / ADAPTERS / target, config, adapter, tree, frozen[name], base, adapter_card, bias)
-            whole = lora.merge(frozen[name], tree, adapter.scale)
-        generation = info["generation_config"] if kind == "policy" else False
+            save_adapter(
+                folder / ADAPTERS / target, config, adapter, tree, frozen[name], base, adapter_card, reward_bias
+            )
+            # The merged model, too: readers without PEFT load it like any other.
+            tree = lora.merge(frozen[name], tree, adapter.scale)
         hf.save_pretrained(
-            folder / target, config, whole, tokenizer, generation, dtype=dtype, max_shard_size=max_shard_size, card=card
+            folder / target,
+            config,
+            tree,
+            tokenizer,
+            generation_config=info["generation_config"] if kind == "policy" else False,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            card=_card(kind, info, meta, evals),
         )
 
 
 def check_left_over(folder: Path, models: dict[str, Any], params: Params) -> None:
     """Raise a `ModelError` where a folder has models that `write_models` would leave beside its own."""
     written = {_folder_of(name, models[name] or models["policy"]) for name in params}
-    written |= {ADAPTERS} if models["adapter"] is not None else set()
-    left = sorted(name for name in {"policy", "value", REWARD_MODEL, ADAPTERS} - written if (folder / name).exists())
-    if left:
-        came = ", ".join(f"{name}/" for name in left)
+    if models["adapter"] is not None:
+        written.add(ADAPTERS)
+    unwritten = sorted({"policy", "value", REWARD_MODEL, ADAPTERS} - written)
+    leftovers = ", ".join(f"{name}/" for name in unwritten if (folder / name).exists())
+    if leftovers:
         raise ModelError(
-            f"output_dir: expected no models of another export in {folder}, got {came}; name another folder"
+            f"output_dir: expected no models of another export in {folder}, got {leftovers}; name another folder"
         )
 
 
@@ -174,20 +196,26 @@ def _folder_of(name: str, info: dict[str, Any]) -> str:
 
 
 def _config(info: dict[str, Any], reward_bias: float | None) -> ModelConfig:
-    """Return the configuration to write: a bias that the base came with does not hold after training."""
-    raw = {key: value for key, value in info["config"].items() if key != hf.REWARD_BIAS}
-    return hf.config_from_hf(raw if reward_bias is None else raw | {hf.REWARD_BIAS: reward_bias})
+    """Return the configuration to write: a reward bias of the base is not that of the trained model."""
+    raw = dict(info["config"])
+    raw.pop(hf.REWARD_BIAS, None)
+    if reward_bias is not None:
+        raw[hf.REWARD_BIAS] = reward_bias
+    return hf.config_from_hf(raw)
 
 
 def _path_of(base: str) -> str:
     """Return where PEFT finds a base model: the path of a shipped one or a toy, whose names only jaxppo knows."""
-    return str(hf.find_model(base)) if is_shipped(base) or base in toys.TOYS else base
+    if is_shipped(base) or base in toys.TOYS:
+        return str(hf.find_model(base))
+    return base
 
 
 def _lora_config(fields: dict[str, Any]) -> LoraConfig:
     targets = fields["target_modules"]
-    config = LoraConfig(**fields)
-    return dataclasses.replace(config, target_modules=tuple(targets) if isinstance(targets, list) else targets)
+    if isinstance(targets, list):  # JSON has no tuples
+        targets = tuple(targets)
+    return LoraConfig(**fields | {"target_modules": targets})
 
 
 def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str, Any]) -> str:
@@ -224,10 +252,10 @@ def frozen_weights(models: dict[str, Any], params: Params) -> Params:
     for name in params:
         info = models[name] or models["policy"]
         if info["base"] is None:
-            raise ModelError("base: expected a model folder under the adapter, got one drawn at random")
-        loaded = hf.load_model(
-            hf.find_model(info["base"]), head="lm" if info.get("kind", name) == "policy" else "score"
-        )
+            raise ModelError("base: expected a model folder under the adapter, got one initialized at random")
+        head = "lm" if info.get("kind", name) == "policy" else "score"
+        loaded = hf.load_model(hf.find_model(info["base"]), head=head)
+        # The folder may have been replaced since: adapters over other weights would be another model.
         if lora.fingerprint(loaded.params) != info["fingerprint"]:
             raise ModelError(f"{info['base']}: expected the weights that the adapters were trained on, got others")
         frozen[name] = {part: tree for part, tree in loaded.params.items() if part != "score"}

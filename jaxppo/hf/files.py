@@ -26,7 +26,8 @@ GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 BIN_FILE = "pytorch_model.bin"
 
-_BLOCK = 1 << 20  # numbers looked at together: what is found about them stays in the processor's cache
+_BLOCK = 1 << 20
+"""Numbers checked together: the booleans about them stay in the processor's cache."""
 
 MIN_TORCH = (2, 6)
 """torch.load(weights_only=True) of earlier releases could run code: CVE-2025-32434."""
@@ -67,23 +68,30 @@ class _MappedTensor:
     so that a whole folder would be in memory beside the parameters made from it.
     """
 
-    def __init__(self, mapped: mmap.mmap, start: int, about: dict[str, Any]):
-        self._mapped, self._start, self._about = mapped, start, about
+    def __init__(self, mapped: mmap.mmap, start: int, header: dict[str, Any]):
+        self._mapped = mapped
+        self._start = start
+        self._header = header
 
     def get_shape(self) -> list[int]:
-        return self._about["shape"]
+        return self._header["shape"]
 
     def get_dtype(self) -> str:
-        return self._about["dtype"]
+        return self._header["dtype"]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        dtype, shape = np.dtype(_DTYPES[self.get_dtype()]), self.get_shape()
-        if not (count := math.prod(shape)):
+        dtype = np.dtype(_DTYPES[self.get_dtype()])
+        shape = self.get_shape()
+        count = math.prod(shape)
+        if count == 0:
             return np.empty(shape, dtype)[index]
         part = np.frombuffer(self._mapped, dtype, count, self._start).reshape(shape)[index].copy()
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-            first = self._start // mmap.PAGESIZE * mmap.PAGESIZE
-            self._mapped.madvise(mmap.MADV_DONTNEED, first, self._start + count * dtype.itemsize - first)
+            # Whole pages alone can be given back. The neighbour's bytes on the first and the last one are read again
+            # from the file when they are asked for.
+            page_start = self._start // mmap.PAGESIZE * mmap.PAGESIZE
+            end = self._start + count * dtype.itemsize
+            self._mapped.madvise(mmap.MADV_DONTNEED, page_start, end - page_start)
         return part
 
 
@@ -99,7 +107,10 @@ _TORCH_DTYPES = {
 
 
 class _TorchTensor:
-    """A tensor of a `pytorch_model.bin`, read as numpy; weights that are sparse, or of no device, are not read."""
+    """A tensor of a `pytorch_model.bin`, read as numpy.
+
+    One that is sparse, or on the meta device, has no dtype that `read_weights` takes.
+    """
 
     def __init__(self, tensor: Any):
         self._tensor = tensor
@@ -108,34 +119,43 @@ class _TorchTensor:
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        layout, name = (str(about).removeprefix("torch.") for about in (self._tensor.layout, self._tensor.dtype))
-        if layout != "strided" or self._tensor.is_meta:
-            return f"{name} ({'meta' if self._tensor.is_meta else layout})"
-        return _TORCH_DTYPES.get(name, name)
+        dtype = str(self._tensor.dtype).removeprefix("torch.")
+        layout = str(self._tensor.layout).removeprefix("torch.")
+        if self._tensor.is_meta:
+            return f"{dtype} (meta)"
+        if layout != "strided":
+            return f"{dtype} ({layout})"
+        return _TORCH_DTYPES.get(dtype, dtype)
 
     def __getitem__(self, index: Any) -> np.ndarray:
         import torch
 
         part = self._tensor[index].detach().contiguous()
-        numbers = part.reshape(-1).view(torch.uint8).numpy()  # numpy has not all types, torch hands over no others
-        return numbers.view(_DTYPES[self.get_dtype()]).reshape(part.shape)
+        # As bytes: torch gives numpy no bfloat16, which ml_dtypes has.
+        data = part.reshape(-1).view(torch.uint8).numpy()
+        return data.view(_DTYPES[self.get_dtype()]).reshape(part.shape)
 
 
 def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
-    """Return all tensors of a model folder by name, nothing read yet but the headers.
+    """Return all tensors of a model folder by name; of the files only the headers are read yet.
 
     Args:
         folder: model folder.
         preferred: safetensors files to look for before the usual ones.
 
     Raises:
-        ModelError: there are no weights, a file is missing or damaged, or it takes torch to read them and torch is not
-            there.
+        ModelError: the folder has no weights, a file is missing or damaged, or torch is needed to read it and is not
+            installed.
     """
     for name in (*preferred, WEIGHTS_FILE, BIN_FILE):
-        files, opened = _files(folder, name), _open_bin if name == BIN_FILE else _open_safetensors
-        if files is not None:
-            return {name: tensor for file in files for name, tensor in opened(file).items()}
+        files = _files(folder, name)
+        if files is None:
+            continue
+        open_file = _open_bin if name == BIN_FILE else _open_safetensors
+        tensors: dict[str, Tensor] = {}
+        for file in files:
+            tensors |= open_file(file)
+        return tensors
     raise ModelError(f"expected {WEIGHTS_FILE}, {BIN_FILE}, or one of them in shards, got none of these files")
 
 
@@ -153,8 +173,8 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
     if not is_floating(tensor):
         raise ModelError(f"{name}: expected floating-point weights, got {tensor.get_dtype()}")
     if isinstance(tensor, _MappedTensor) and tensor.get_dtype() not in _DTYPES:
-        known = ", ".join(_DTYPES)
-        raise ModelError(f"{name}: expected numbers of type {known}, got {tensor.get_dtype()}; convert the weights")
+        types = ", ".join(_DTYPES)
+        raise ModelError(f"{name}: expected numbers of type {types}, got {tensor.get_dtype()}; convert the weights")
     array = tensor[index]
     if not _is_finite(array):
         raise ModelError(
@@ -172,6 +192,7 @@ def cast(name: str, array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
     """
     with np.errstate(over="ignore"):
         result = array.astype(dtype, copy=False)
+    # A type with the same range or a wider one holds all numbers: then the array is not read a second time.
     if ml_dtypes.finfo(result.dtype).max < ml_dtypes.finfo(array.dtype).max and not _is_finite(result):
         raise ModelError(f"{name}: expected numbers that {result.dtype} can hold, got larger ones; take a wider dtype")
     return result
@@ -183,7 +204,7 @@ def _is_finite(array: np.ndarray) -> bool:
 
 
 def _files(folder: Path, name: str) -> list[Path] | None:
-    """Return the file of this name, or the shards that its index names; None where there is neither."""
+    """Return the file of this name, or the shards that its index names; None without either."""
     index = folder / f"{name}.index.json"
     if (folder / name).is_file():
         return [folder / name]
@@ -193,13 +214,14 @@ def _files(folder: Path, name: str) -> list[Path] | None:
     if not isinstance(weight_map, dict):
         raise ModelError(f"{index.name}: expected an object 'weight_map', got {type(weight_map).__name__}")
     for tensor, file in weight_map.items():
+        # A path would read files outside the folder.
         if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
             raise ModelError(f"{index.name}, {tensor}: expected the name of a file beside it, got {file!r}")
     return [folder / file for file in dict.fromkeys(weight_map.values())]
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """Return what a safetensors file says of itself."""
+    """Return the metadata of a safetensors file."""
     try:
         with safe_open(file, framework="numpy") as tensors:
             return tensors.metadata() or {}
@@ -209,14 +231,17 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 def _open_safetensors(file: Path) -> dict[str, Tensor]:
     try:
-        with safe_open(file, framework="numpy"), file.open("rb") as opened:  # the first checks the header
+        # safetensors checks the header: the offsets below lie within the file.
+        with safe_open(file, framework="numpy"), file.open("rb") as opened:
             mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        # Eight bytes with the size of the header, the header in JSON, the numbers. Source: safetensors, Format.
         size = int.from_bytes(mapped[:8], "little")
-        header = json.loads(mapped[8 : 8 + size])
-        header.pop("__metadata__", None)
-        return {
-            name: _MappedTensor(mapped, 8 + size + about["data_offsets"][0], about) for name, about in header.items()
-        }
+        headers = json.loads(mapped[8 : 8 + size])
+        headers.pop("__metadata__", None)
+        tensors: dict[str, Tensor] = {}
+        for name, header in headers.items():
+            tensors[name] = _MappedTensor(mapped, 8 + size + header["data_offsets"][0], header)
+        return tensors
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file.name}: expected a readable safetensors file, got: {first_line(error)}") from error
 
@@ -233,30 +258,18 @@ def _open_bin(file: Path) -> dict[str, Tensor]:
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_TORCH:
         raise ModelError(f"{file.name}: expected torch >= 2.6 to read this file safely, got {version}")
     try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:  # the format of torch < 1.6 cannot be memory-mapped
-        tensors = _load_bin_whole(file)
+        try:
+            tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # the format of torch < 1.6 cannot be memory-mapped
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle raises anything
-        raise _refused(file, error) from error
+        # torch's message begins with advice to load the file all the same; its finding comes later.
+        finding = re.search(r"WeightsUnpickler error: (.+?)(?:\. Please|$)", str(error), re.MULTILINE)
+        reason = finding[1] if finding else first_line(error)
+        raise ModelError(f"{file.name}: expected tensors and nothing else, got: {reason}") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise ModelError(f"{file.name}: expected a dictionary of tensors, got something else")
     return {str(name): _TorchTensor(tensor) for name, tensor in tensors.items()}
-
-
-def _load_bin_whole(file: Path) -> Any:
-    import torch
-
-    try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle raises anything
-        raise _refused(file, error) from error
-
-
-def _refused(file: Path, error: Exception) -> ModelError:
-    # torch's message begins with advice to load the file all the same; what it found comes later.
-    found = re.search(r"WeightsUnpickler error: (.+?)(?:\. Please|$)", str(error), re.MULTILINE)
-    reason = found[1] if found else first_line(error)
-    return ModelError(f"{file.name}: expected tensors and nothing else, got: {reason}")
 
 
 def write_tensors(
@@ -284,11 +297,12 @@ def write_tensors(
         write_json(folder / f"{WEIGHTS_FILE}.index.json", index)
 
 
-def write_file(file: Path, tensors: Mapping[str, np.ndarray], **about: str) -> None:
-    """Write one safetensors file, with what it says of itself beside "format"."""
+def write_file(file: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -> None:
+    """Write one safetensors file; transformers refuses one whose metadata lacks "format", which is added."""
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    save_file(contiguous, file, {"format": "pt"} | about)
-    file.chmod(0o644)  # safetensors makes it readable for its owner alone
+    save_file(contiguous, file, {"format": "pt"} | metadata)
+    # safetensors makes it readable for its owner alone, unlike the other files of the folder.
+    file.chmod(0o644)
 
 
 @contextmanager
@@ -299,10 +313,13 @@ def complete_folder(folder: Path) -> Iterator[Path]:
         ModelError: it could not be written, for instance because the disk is full; `folder` is as it was.
     """
     folder = folder.resolve()  # a link stays one, and "." has a name
-    # Fixed names: what a killed process left behind is cleared by the next save.
-    partial, replaced = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "replaced"))
+    # Fixed names: what a killed process left is removed by the next save.
+    partial = folder.with_name(f".{folder.name}.partial")
+    replaced = folder.with_name(f".{folder.name}.replaced")
     try:
-        if replaced.exists() and not folder.exists():  # killed between two renames: the earlier model is only there
+        # A folder cannot be replaced in one rename: the earlier model is moved away, then the new one gets its name.
+        # After a kill between the two the earlier model has the other name alone, and gets its own back here.
+        if replaced.exists() and not folder.exists():
             replaced.rename(folder)
         for leftover in (partial, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -312,7 +329,7 @@ def complete_folder(folder: Path) -> Iterator[Path]:
             folder.rename(replaced)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
-        message = f"{folder}: expected to be writable, got: {first_line(error)}; what was there is as before"
+        message = f"{folder}: expected to be writable, got: {first_line(error)}; its earlier content is unchanged"
         raise ModelError(message) from error
     finally:
         if replaced.exists() and not folder.exists():
@@ -323,7 +340,7 @@ def complete_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Any) -> Iterator[None]:
-    """Put the file in front of the message of a `ModelError` that does not begin with it yet."""
+    """Begin the message of a `ModelError` with the file, unless it does already."""
     try:
         yield
     except ModelError as error:

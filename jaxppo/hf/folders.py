@@ -46,6 +46,7 @@ from jaxppo.hf.names import (
 from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, save_tokenizer, with_tokens
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
+from jaxppo.nn.lora import put
 from jaxppo.parallel import stacks
 from jaxppo.run import activity
 
@@ -60,8 +61,10 @@ ASSETS = Path(__file__).parent / "assets"
 Placement = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding]
 """(path of a parameter, its shape) -> where its parts go."""
 
-_ROWS = 4096  # of an embedding, compared together
+_ROWS = 4096
+"""Rows of an embedding that are compared together, so that no second copy of it is in memory."""
 
+# user/name, or an old name without a user; after the @ a branch, a tag or a commit.
 _HUB_ID = re.compile(r"(?P<repo>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", CARD_FILE]
 _HUB_WEIGHTS = ["model*.safetensors", VALUE_HEAD_FILE, "adapter_model.safetensors"]
@@ -75,7 +78,7 @@ class Loaded(NamedTuple):
         params: as at the top of `models.py`; without the `score` head where that is among `fresh`.
         folder: where it came from.
         loaded: names of the tensors that were read.
-        fresh: names of those that the folder does not have, to be drawn.
+        fresh: names of those that the folder does not have, to be initialized.
         unused: names of those that this model has no place for.
         shapes_only: `params` are shapes; nothing was read.
     """
@@ -90,13 +93,14 @@ class Loaded(NamedTuple):
 
     def describe(self) -> str:
         """Return one line: which weights were loaded, which are fresh, which were not used."""
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        what_of = "shapes alone" if self.shapes_only else f"{len(self.loaded)} tensors loaded"
-        line = f"{self.folder}: {what_of} ({count:,} parameters)"
-        for what, names in (("fresh", self.fresh), ("not used", self.unused)):
+        num_params = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        source = "shapes alone" if self.shapes_only else f"{len(self.loaded)} tensors loaded"
+        line = f"{self.folder}: {source} ({num_params:,} parameters)"
+        for title, names in (("fresh", self.fresh), ("not used", self.unused)):
             if names:
-                rest = f" and {len(names) - MAX_PROBLEMS} more" if len(names) > MAX_PROBLEMS else ""
-                line += f"; {what}: {', '.join(names[:MAX_PROBLEMS])}{rest}"
+                line += f"; {title}: {', '.join(names[:MAX_PROBLEMS])}"
+            if len(names) > MAX_PROBLEMS:
+                line += f" and {len(names) - MAX_PROBLEMS} more"
         return line
 
 
@@ -105,16 +109,18 @@ def find_model(name: str, *, weights: bool = True) -> Path:
 
     Args:
         name: name of a shipped model or a toy, path of a folder, or a hub id, "user/name" or "user/name@revision".
-        weights: False: what is downloaded is the tokenizer and the configuration alone.
+        weights: False: of a model on the hub only the tokenizer and the configuration are downloaded.
 
     Raises:
-        ModelError: it is none of these, the hub cannot be reached, or has a model of another family.
+        ModelError: it is none of these, the hub cannot be reached, or its model is of another family.
     """
     if name in _shipped_models():
         return ASSETS / name
-    if (toy := toys.find(name)) is not None:
+    toy = toys.find(name)
+    if toy is not None:
         return toy
     match = _HUB_ID.fullmatch(name)
+    # A folder comes before a repository of the same name.
     if Path(name).is_dir() or match is None:
         return existing_folder(name)
     return _download(match["repo"], match["revision"], weights)
@@ -138,7 +144,9 @@ def _download(repo: str, revision: str | None, weights: bool) -> Path:
         if (folder / CONFIG_FILE).exists():
             with naming(f"{repo}: {CONFIG_FILE}"):
                 family_of(read_json(folder / CONFIG_FILE).get("model_type"))
+        # By patterns: a repository may hold the weights of other libraries as well.
         snapshot_download(repo, revision=revision, allow_patterns=_HUB_WEIGHTS)
+        # Pickles last: safetensors cannot hold code.
         if not any(folder.glob(f"{WEIGHTS_FILE}*")):  # neither the file nor the index of its shards
             snapshot_download(repo, revision=revision, allow_patterns=["pytorch_model*.bin"])
     except ModelError:
@@ -155,7 +163,7 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: str = "float32") -
     """Read a model folder as transformers writes it; see `load_model`.
 
     Returns:
-        The config, and parameters as at the top of `models.py`.
+        The configuration, and parameters as at the top of `models.py`.
     """
     model = load_model(folder, dtype=dtype)
     return model.config, model.params
@@ -180,7 +188,7 @@ def load_model(
         dtype: of the parameters, "auto" for that on disk.
         placement: where parameters go; every device then reads its own parts, and none holds more. Default: whole, on
             the default device.
-        shapes_only: give `jax.ShapeDtypeStruct`s in place of arrays; a folder without weights will do.
+        shapes_only: return `jax.ShapeDtypeStruct`s in place of arrays; a folder without weights is enough.
 
     Raises:
         ModelError: the folder or a file is missing or unreadable, the model is of an unsupported kind, or tensors are
@@ -191,51 +199,61 @@ def load_model(
     if head not in ("saved", "lm", "score", None):
         raise ModelError(f"head: expected 'saved', 'lm', 'score' or None, got {head!r}")
     folder = existing_folder(folder)
-    config, saved = read_config(folder)
-    head = saved if head == "saved" else head
+    config, saved_head = read_config(folder)
+    if head == "saved":
+        head = saved_head
     with naming(folder), activity.shown(f"loading {folder}"):
-        if head != saved:
+        # Its `original` then names the architecture with this head, as the model's own export would.
+        if head != saved_head:
             config = config_from_hf(config_to_hf(config, head))
         if shapes_only and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*")):
+            # A plan of a run needs no weights: their shapes follow from the configuration.
             params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
             return Loaded(config, params, folder, (), (), (), shapes_only=True)
         tensors = open_tensors(folder)
-        expected = expected_tensors(config, head, tensors)
-        fresh = tuple(name for name, e in expected.items() if e.path[0] == "score" and name not in tensors)
-        expected = {name: e for name, e in expected.items() if name not in fresh}
-        unused = check_tensors(config, head, expected, tensors)
+        entries = expected_tensors(config, head, tensors)
+        fresh = tuple(name for name, entry in entries.items() if entry.path[0] == "score" and name not in tensors)
+        for name in fresh:
+            del entries[name]
+        # All tensors are compared before the first is read, which may take minutes.
+        unused = check_tensors(config, head, entries, tensors)
         if not shapes_only and head == "lm" and config.tie_word_embeddings:
-            _check_tied(config, expected, tensors)
+            _check_tied(config, entries, tensors)
         params: Params = {}
-        for name, entry in expected.items():
-            array_dtype = None if dtype == "auto" else dtype
+        array_dtype = None if dtype == "auto" else dtype
+        for name, entry in entries.items():
             if shapes_only:
                 shape = entry.shape[::-1] if entry.transpose else entry.shape
-                _put(params, entry.path, jax.ShapeDtypeStruct(shape, array_dtype or jnp.float32))
+                array = jax.ShapeDtypeStruct(shape, array_dtype or jnp.float32)
             else:
-                _put(params, entry.path, _read(name, tensors[name], entry, array_dtype, placement))
-    return Loaded(config, params, folder, tuple(expected), fresh, unused, shapes_only)
+                array = _read(name, tensors[name], entry, array_dtype, placement)
+            put(params, entry.path, array)
+    return Loaded(config, params, folder, tuple(entries), fresh, unused, shapes_only)
 
 
-def _check_tied(config: ModelConfig, expected: dict[str, Expected], tensors: dict[str, Tensor]) -> None:
+def _check_tied(config: ModelConfig, entries: dict[str, Expected], tensors: dict[str, Tensor]) -> None:
     """Raise a `ModelError` where a folder with a tied head has another one: transformers 5 takes it, 4 does not."""
-    head = family_of(config.model_type).names["lm_head/kernel"].name
-    embedding = next(name for name, entry in expected.items() if entry.path == ("trunk", "embed_in", "embedding"))
-    if head not in tensors:
+    head_name = family_of(config.model_type).names["lm_head/kernel"].name
+    if head_name not in tensors:
         return
-    shape = expected[embedding].shape
-    rows = range(0, shape[0], _ROWS)
-    if tuple(tensors[head].get_shape()) != shape or not all(
-        np.array_equal(tensors[head][i : i + _ROWS], tensors[embedding][i : i + _ROWS]) for i in rows
-    ):
-        fix = "set it to false to use them"
+    name = next(name for name, entry in entries.items() if entry.path == ("trunk", "embed_in", "embedding"))
+    head = tensors[head_name]
+    embedding = tensors[name]
+    shape = entries[name].shape
+    # transformers 4 ties the head and drops these numbers, 5 uses them: only equal ones mean the same to both.
+    is_same = tuple(head.get_shape()) == shape
+    for start in range(0, shape[0], _ROWS):
+        rows = slice(start, start + _ROWS)
+        is_same = is_same and np.array_equal(head[rows], embedding[rows])
+    if not is_same:
         raise ModelError(
-            f"{head}: expected the numbers of {embedding}, as tie_word_embeddings is true, got others; {fix}"
+            f"{head_name}: expected the numbers of {name}, as tie_word_embeddings is true, got others; set it to false "
+            "to use them"
         )
 
 
 def read_config(folder: str | os.PathLike[str]) -> tuple[ModelConfig, str | None]:
-    """Return the configuration of a model folder, and the head it was saved with."""
+    """Return the configuration of a model folder, and the head that it was saved with."""
     file = existing_folder(folder) / CONFIG_FILE
     raw = read_json(file)
     with naming(file):
@@ -260,7 +278,7 @@ def save_pretrained(
 
     Args:
         folder: new, empty or holding a model.
-        config: the model; what its `original` config.json said beside is written again.
+        config: the model; further keys of its `original` config.json are written again.
         params: {"trunk", "lm_head"}, {"trunk", "score"} or {"trunk"} (with tied embeddings: a language model, unless
             the config was read from a bare trunk); layers may be stacked, as in the state of a run.
         tokenizer: saved beside the model if given (anything with transformers' `save_pretrained`).
@@ -274,16 +292,20 @@ def save_pretrained(
     """
     folder = Path(folder)
     check_replaceable(folder, CONFIG_FILE)
+    # A folder has a tensor for each layer, a run may hold all layers of a kind in one array.
     params = stacks.unstacked(params)
     head = head_in(config, params)
     arrays = hf_arrays(config, head, params)
     dtypes = {name: np.dtype(dtype or array.leaf.dtype) for name, array in arrays.items()}
-    largest = max(dtypes.values(), key=lambda kind: kind.itemsize)
+    # `config.json` names one dtype for all tensors: the one that holds the numbers of all.
+    widest_dtype = max(dtypes.values(), key=lambda array_dtype: array_dtype.itemsize)
     with complete_folder(folder) as partial:
-        write_json(partial / CONFIG_FILE, config_to_hf(config, head, str(largest)))
+        write_json(partial / CONFIG_FILE, config_to_hf(config, head, str(widest_dtype)))
         if head == "lm" and generation_config is not False:
-            extra = {} if generation_config is True else generation_config
-            write_json(partial / GENERATION_FILE, redact(special_tokens(config) | extra))
+            generation = special_tokens(config)
+            if generation_config is not True:
+                generation |= generation_config
+            write_json(partial / GENERATION_FILE, redact(generation))
         sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
         write_tensors(partial, sizes, lambda name: arrays[name].stored(name, dtypes[name]), max_shard_size)
         if tokenizer is not None:
@@ -300,7 +322,7 @@ def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | No
     """
     folder = Path(folder)
     check_replaceable(folder, VALUE_HEAD_FILE)
-    tensors = {name: np.asarray(head[ours]).T for name, ours in VALUE_HEAD_NAMES.items()}
+    tensors = {name: np.asarray(head[our_name]).T for name, our_name in VALUE_HEAD_NAMES.items()}
     with complete_folder(folder) as partial:
         write_file(partial / VALUE_HEAD_FILE, tensors)
         if card is not None:
@@ -308,26 +330,25 @@ def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | No
 
 
 def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Params:
-    """Read the value head of a policy's trunk: a file of `save_value_head`, or beside the weights of a model of TRL's.
+    """Read the value head of a policy's trunk: a file of `save_value_head`, or beside the weights of a TRL model.
 
     Raises:
-        ModelError: there is none, or it is of another size.
+        ModelError: the folder has none, or it is of another size.
     """
     folder = existing_folder(folder)
+    shapes = {"v_head.summary.weight": (1, config.hidden_size), "v_head.summary.bias": (1,)}
+    head = {}
     with naming(folder):
         tensors = open_tensors(folder, VALUE_HEAD_FILE)
-        shapes = {"v_head.summary.weight": (1, config.hidden_size), "v_head.summary.bias": (1,)}
-        for name, shape in shapes.items():
-            came = tuple(tensors[name].get_shape()) if name in tensors else "no tensor"
-            if came != shape:
-                raise ModelError(f"{name}: expected shape {shape}, got {came}")
-        return {
-            ours: jnp.asarray(cast(name, read_weights(name, tensors[name]), "float32").T)
-            for name, ours in VALUE_HEAD_NAMES.items()
-        }
+        for name, our_name in VALUE_HEAD_NAMES.items():
+            shape = tuple(tensors[name].get_shape()) if name in tensors else "no tensor"
+            if shape != shapes[name]:
+                raise ModelError(f"{name}: expected shape {shapes[name]}, got {shape}")
+            head[our_name] = jnp.asarray(cast(name, read_weights(name, tensors[name]), "float32").T)
+    return head
 
 
-class Policy(NamedTuple):
+class LoadedPolicy(NamedTuple):
     """A language model with its tokenizer."""
 
     config: ModelConfig
@@ -336,7 +357,9 @@ class Policy(NamedTuple):
     loaded: Loaded
 
 
-def load_policy(name: str | os.PathLike[str], placement: Placement | None = None, shapes_only: bool = False) -> Policy:
+def load_policy(
+    name: str | os.PathLike[str], placement: Placement | None = None, shapes_only: bool = False
+) -> LoadedPolicy:
     """Read a language model with its tokenizer, ready to sample from.
 
     Args:
@@ -346,35 +369,34 @@ def load_policy(name: str | os.PathLike[str], placement: Placement | None = None
 
     Raises:
         ModelError: as for `load_model` and `load_tokenizer`, or the folder holds no language model, the tokenizer
-            has no end of sequence, or more tokens than the model, or a file lists ends of a text that are none.
+            has no end of sequence, or more tokens than the model, or a file lists ends of a text that are no tokens.
     """
     folder = find_model(str(name), weights=not shapes_only)
     config, head = read_config(folder)
     if head != "lm":
         architecture = family_of(config.model_type).architectures["lm"]
         raise ModelError(f"{folder}: expected a language model ({architecture}), got one without lm_head")
+    # The tokenizer first: weights take longer to read, and are of no use without it.
     tokenizer = load_padding_tokenizer(folder)
     check_tokenizer(tokenizer, config, str(folder))
     model = load_model(folder, placement=placement, shapes_only=shapes_only)
-    return Policy(with_tokens(config, tokenizer, folder), model.params, tokenizer, model)
+    return LoadedPolicy(with_tokens(config, tokenizer, folder), model.params, tokenizer, model)
 
 
 def _read(name: str, tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
-    def part(index: Any) -> np.ndarray:
+    """Read a parameter; with a placement each device's callback reads its part of the file, and no other."""
+
+    def read_part(index: Any) -> np.ndarray:
+        # Ours is the transpose of the file's: so are the slices of its axes.
         array = read_weights(name, tensor, index[::-1] if entry.transpose else index)
         array = cast(name, array, dtype or array.dtype)
         return array.T if entry.transpose else array
 
     shape = entry.shape[::-1] if entry.transpose else entry.shape
     if placement is None:
-        return jnp.asarray(part(tuple(slice(None) for _ in shape)))
-    return jax.make_array_from_callback(shape, placement(entry.path, shape), part)
-
-
-def _put(params: Params, path: tuple[str, ...], array: Any) -> None:
-    for part in path[:-1]:
-        params = params.setdefault(part, {})
-    params[path[-1]] = array
+        return jnp.asarray(read_part((slice(None),) * len(shape)))
+    # Each device's callback runs on the process that has the device: no process reads the parts of others.
+    return jax.make_array_from_callback(shape, placement(entry.path, shape), read_part)
 
 
 def check_replaceable(folder: Path, marker: str) -> None:

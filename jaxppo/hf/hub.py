@@ -1,7 +1,7 @@
-"""Push to the Hugging Face hub what a run has written, or a data set.
+"""Push the models of a run, or a data set, to the Hugging Face hub.
 
 A run is finished before it is pushed, and a push that fails is one warning with the command that repeats it. The token
-is left to huggingface_hub (`hf auth login`, or HF_TOKEN): nothing here keeps or shows it.
+is huggingface_hub's matter (`hf auth login`, or HF_TOKEN): nothing here keeps or shows it.
 """
 
 import re
@@ -19,11 +19,11 @@ from jaxppo.parallel import processes
 from jaxppo.run.console import sanitize
 from jaxppo.run.folder import Run
 
-_OURS = {
+_REPLACED_FILES = {
     "model": re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(value|adapters)/.*"),
     "dataset": re.compile(r"(train|rl|repair|test(_\w+)?)\.(jsonl|parquet)"),
 }
-"""Files of an earlier push that would not belong to this one: of another number of shards, of splits that are gone."""
+"""Files of an earlier push that do not belong to this one: of another number of shards, of splits that are gone."""
 
 
 @contextmanager
@@ -31,20 +31,24 @@ def pushed(run: Run) -> Iterator[None]:
     """Push the models of a run when the block has ended well and the run is finished; one process does.
 
     Args:
-        run: its `hub` says whether and to where.
+        run: its `hub` settings say whether, and to which repository.
 
     Raises:
         ConfigError: as for `destination`, before the block.
     """
-    hub, folder = run.config.hub, run.folder
+    hub = run.config.hub
+    folder = run.folder
+    # Before the block: a push that cannot work is refused before hours of training.
     repo_id = processes.on_first(lambda: destination(hub, folder)) if hub.push_to_hub else None
     yield
     if repo_id is None or not processes.is_first():
         return
     try:
         url = push_models(folder, repo_id, hub.hub_private)
+    # The run is complete without the push: neither a failure nor Ctrl-C makes it fail.
     except (HubError, KeyboardInterrupt) as error:
-        reason, repeat = str(error) or "stopped by Ctrl-C", repeat_command(folder, repo_id, hub.hub_private)
+        reason = str(error) or "stopped by Ctrl-C"
+        repeat = repeat_command(folder, repo_id, hub.hub_private)
         run.console.warn(f"push_to_hub: {reason}; the run is complete in {folder}, and this pushes again: {repeat}")
     else:
         run.console.result(f"models at {url}")
@@ -74,15 +78,17 @@ def destination(hub: HubConfig, folder: Path) -> str:
         raise ConfigError(
             f"hub_model_id: expected user/name, got None, and the hub does not say who the user is ({_reason(error)})"
         ) from error
-    derived = f"{user}/{folder.resolve().name}"
-    require_repo_id("hub_model_id", derived)
-    return derived
+    repo_id = f"{user}/{folder.resolve().name}"
+    require_repo_id("hub_model_id", repo_id)
+    return repo_id
 
 
 def repeat_command(folder: Path, repo_id: str, private: bool) -> str:
     """Return the command that pushes the models of a finished run again."""
     words = ["python", "-m", "jaxppo.export", "--run_dir", str(folder), "--push_to_hub", "--hub_model_id", repo_id]
-    return redact_command([*words, *(["--hub_private"] if private else [])])
+    if private:
+        words.append("--hub_private")
+    return redact_command(words)
 
 
 def has_models(folder: Path) -> bool:
@@ -101,14 +107,13 @@ def model_files(folder: Path) -> dict[str, Path]:
     """
     if not has_models(folder):
         raise DataError(f"{folder}: expected the models of a finished run, policy/ or {REWARD_MODEL}/, got none")
-    top = next(folder / name for name in ("policy", REWARD_MODEL) if (folder / name).is_dir())
-    places = {"": top, "value/": folder / "value", f"{ADAPTERS}/": folder / ADAPTERS}
-    return {
-        f"{place}{path.relative_to(root).as_posix()}": path
-        for place, root in places.items()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
+    main_folder = next(folder / name for name in ("policy", REWARD_MODEL) if (folder / name).is_dir())
+    files = {}
+    for prefix, root in (("", main_folder), ("value/", folder / "value"), (f"{ADAPTERS}/", folder / ADAPTERS)):
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                files[f"{prefix}{path.relative_to(root).as_posix()}"] = path
+    return files
 
 
 def push_models(folder: Path, repo_id: str, private: bool) -> str:
@@ -117,9 +122,9 @@ def push_models(folder: Path, repo_id: str, private: bool) -> str:
 
 
 def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["model", "dataset"]) -> str:
-    """Push files in one commit: the repository has all of them, or is as it was. It is made where there is none.
+    """Push files in one commit: the repository has all of them, or is as it was. A missing repository is created.
 
-    Files of an earlier push that these would not belong with go in the same commit; all others stay.
+    Files of an earlier push that do not fit these are deleted in the same commit; all others stay.
 
     Args:
         files: path in the repository to the file.
@@ -137,14 +142,17 @@ def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["
 
     try:
         api = HfApi(library_name="jaxppo", library_version=__version__)
+        # `exist_ok` leaves the visibility of an existing repository as it is, so that it is looked at.
         api.create_repo(repo_id, repo_type=kind, private=private or None, exist_ok=True)
-        there = api.model_info(repo_id) if kind == "model" else api.dataset_info(repo_id)
-        if private and not there.private:
+        repo = api.model_info(repo_id) if kind == "model" else api.dataset_info(repo_id)
+        if private and not repo.private:
             raise HubError(f"{repo_id}: expected a private repository, got one that all can see: nothing was pushed")
-        names = [sibling.rfilename for sibling in there.siblings or ()]
-        gone = [name for name in names if name not in files and _OURS[kind].fullmatch(name)]
+        # One commit: nobody downloads half of an old model and half of a new one.
         operations = [CommitOperationAdd(name, path) for name, path in files.items()]
-        operations += [CommitOperationDelete(name, is_folder=False) for name in gone]
+        for sibling in repo.siblings or ():
+            name = sibling.rfilename
+            if name not in files and _REPLACED_FILES[kind].fullmatch(name):
+                operations.append(CommitOperationDelete(name, is_folder=False))
         message = f"Pushed by jaxppo {__version__}"
         api.create_commit(repo_id, operations, commit_message=message, repo_type=kind)
     except HubError:
@@ -156,6 +164,6 @@ def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["
 
 def _reason(error: BaseException) -> str:
     """Return an error of the hub or the network as one line without secrets."""
-    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # which file, because of what
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # names the file, and its cause the reason
         return f"{error}: {_reason(error.__cause__)}"
     return sanitize(redact(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), limit=400)

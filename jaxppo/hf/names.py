@@ -15,15 +15,16 @@ from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
 
 REWARD_BIAS = "reward_bias"
-"""Key of a reward model's `config.json`: to be subtracted from its scores. transformers passes over it."""
+"""Key of a reward model's `config.json`: to be subtracted from its scores. transformers ignores it."""
 
 VALUE_HEAD_NAMES = {"v_head.summary.weight": "kernel", "v_head.summary.bias": "bias"}
 """TRL's names for a value head on a language model's trunk; LLaMA-Factory keeps them in a file of its own."""
 
 NEW_KEY = "rope_parameters"
-"""Key of `config.json` that transformers 4 passes over."""
+"""Key of `config.json` that transformers 4 ignores."""
 
-MAX_PROBLEMS = 5  # tensors listed in one error message; the rest are counted
+MAX_PROBLEMS = 5
+"""Tensors listed in one error message; the others are counted."""
 
 
 def reward_bias(config: ModelConfig) -> float:
@@ -50,23 +51,26 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     if not raw.get("is_causal", True):
         raise ModelError(f"is_causal: expected true (no token sees a later one), got {raw['is_causal']!r}")
     fields = family.from_hf(raw)
-    size = fields["vocab_size"]
-    for name in ("bos_token_id", "eos_token_id"):
-        fields[name] = special_token(fields[name], size)
-    pad = special_token(fields.get("pad_token_id"), size)  # early files say -1 for none
-    fields["pad_token_id"] = None if pad == -1 else pad
-    return family.config(**fields, original={name: value for name, value in raw.items() if name != "auto_map"})
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        fields[name] = special_token(fields.get(name), fields["vocab_size"])
+    if fields["pad_token_id"] == -1:  # early files say so for none
+        fields["pad_token_id"] = None
+    # `auto_map` names code of the folder, which is neither run nor copied.
+    original = {name: value for name, value in raw.items() if name != "auto_map"}
+    return family.config(**fields, original=original)
 
 
 def special_token(value: Any, vocab_size: Any) -> Any:
-    """Read the value of a key like `eos_token_id`; a single default past a small vocabulary means nothing."""
+    """Read the value of a key like `eos_token_id`; a single id beyond the vocabulary is a leftover default: None."""
     if isinstance(value, list):
         return tuple(value)
-    return None if isinstance(value, int) and isinstance(vocab_size, int) and value >= vocab_size else value
+    if isinstance(value, int) and isinstance(vocab_size, int) and value >= vocab_size:
+        return None
+    return value
 
 
 def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") -> dict[str, Any]:
-    """Write the content of `config.json`: as it was read where it still says this, else with the keys of the family.
+    """Write the content of `config.json`: as it was read where it still describes this model, else with new keys.
 
     In either case transformers 4 reads the same model: keys are added, or corrected, where it would not.
 
@@ -75,36 +79,54 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
         head: "lm", "score" or None.
         dtype: of the weights beside it.
     """
-    family, raw = family_of(config.model_type), dict(config.original or {})
-    unnamed_dtype = bool(raw) and dtype == "float32" and not {"dtype", "torch_dtype"} & set(raw)  # earlier files
+    family = family_of(config.model_type)
+    raw = dict(config.original or {})
+    dtype_keys = [name for name in ("dtype", "torch_dtype") if name in raw]
+    # A file that names no dtype means float32; one that is written anew names it.
+    if not dtype_keys and (not raw or dtype != "float32"):
+        dtype_keys = ["dtype"]
+    # The file's own keys stay where they still describe the model, so that a folder comes back as it was read.
     if not raw or config_from_hf(raw) != _as_read(config):
-        raw = {name: value for name, value in raw.items() if name not in family.replaced_keys} | family.to_hf(config)
-        raw |= {name: list(ids) for name, ids in raw.items() if name == "eos_token_id" and isinstance(ids, tuple)}
+        for name in family.replaced_keys:
+            raw.pop(name, None)
+        raw |= family.to_hf(config)
+        if isinstance(raw.get("eos_token_id"), tuple):
+            raw["eos_token_id"] = list(raw["eos_token_id"])
+    # transformers 4 and 5 name some keys differently, and a file may have those of either.
     raw = _with_older_keys(raw, config)
     architecture = family.architectures[head]
     if raw.get("architectures") != [architecture]:
-        raw = {name: value for name, value in raw.items() if name not in ("id2label", "label2id", "num_labels")}
+        # They belong to the head that the folder had.
+        for name in ("id2label", "label2id", "num_labels"):
+            raw.pop(name, None)
         if head == "score":
             raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
-    if not unnamed_dtype:
-        raw |= dict.fromkeys([name for name in ("dtype", "torch_dtype") if name in raw] or ["dtype"], dtype)
+    raw |= dict.fromkeys(dtype_keys, dtype)
     return redact(raw | {"architectures": [architecture]})
 
 
 def _as_read(config: ModelConfig) -> ModelConfig:
-    """Return the model without what its `config.json` does not say: how it computes, and what its tokenizer adds."""
-    computing = {"compute_dtype": None, "gradient_checkpointing": False, "accelerated": False, "attention": "plain"}
-    return dataclasses.replace(config, num_tokens=None, end_ids=(), **computing)
+    """Return the model without what its `config.json` does not hold: how it computes, and what its tokenizer adds."""
+    return dataclasses.replace(
+        config,
+        num_tokens=None,
+        end_ids=(),
+        compute_dtype=None,
+        gradient_checkpointing=False,
+        accelerated=False,
+        attention="plain",
+    )
 
 
 def _with_older_keys(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     """Return the content of `config.json` with the older names of what transformers 4 would not find in it."""
     family = family_of(config.model_type)
-    older = {name: value for name, value in family.to_hf(config).items() if name in family.replaced_keys}
-    before = {name: value for name, value in raw.items() if name != NEW_KEY}
-    if older.keys() <= raw.keys() and config_from_hf(before) == _as_read(config):
+    older_keys = {name: value for name, value in family.to_hf(config).items() if name in family.replaced_keys}
+    # As transformers 4 reads the file.
+    raw_of_4 = {name: value for name, value in raw.items() if name != NEW_KEY}
+    if older_keys.keys() <= raw.keys() and config_from_hf(raw_of_4) == _as_read(config):
         return raw
-    return raw | older
+    return raw | older_keys
 
 
 def special_tokens(config: ModelConfig) -> dict[str, Any]:
@@ -135,13 +157,15 @@ def head_in(config: ModelConfig, params: Params) -> str | None:
     if heads == {"lm_head"}:
         return "lm"
     if not heads:
-        bare = [family_of(config.model_type).architectures[None]]
-        return "lm" if config.tie_word_embeddings and (config.original or {}).get("architectures") != bare else None
+        architectures = (config.original or {}).get("architectures")
+        # A tied head has no array, so that a language model and a bare trunk have the same parameters.
+        is_bare = architectures == [family_of(config.model_type).architectures[None]]
+        return "lm" if config.tie_word_embeddings and not is_bare else None
     raise ModelError(f"params: expected 'trunk' with 'lm_head', with 'score' or alone, got {', '.join(sorted(params))}")
 
 
 class Expected(NamedTuple):
-    """A tensor of the folder: where it goes in our parameters, and the shape transformers gives it."""
+    """A tensor of the folder: its place in our parameters, and the shape transformers gives it."""
 
     path: tuple[str, ...]
     shape: tuple[int, ...]
@@ -149,7 +173,7 @@ class Expected(NamedTuple):
 
 
 def expected_tensors(config: ModelConfig, head: str | None, available: Any = ()) -> dict[str, Expected]:
-    """Name in the folder -> where it goes, for every parameter of the model; nothing is allocated.
+    """Name in the folder -> its place, for every parameter of the model; nothing is allocated.
 
     Args:
         config: the model.
@@ -157,52 +181,64 @@ def expected_tensors(config: ModelConfig, head: str | None, available: Any = ())
         available: names in the folder: whether the trunk's have their prefix, and the score head a bias.
     """
     family = family_of(config.model_type)
-    abstract = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
+    # The shapes are those of the initializer, which nobody has to repeat here.
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
     if "score.bias" in available and head == "score":
-        abstract["score"]["bias"] = jax.ShapeDtypeStruct((1,), jnp.float32)
-    prefix = family.trunk_prefix if head is not None else ""
-    if available:
-        prefix = family.trunk_prefix if any(name.startswith(family.trunk_prefix) for name in available) else ""
-    expected = {}
-    for key_path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
+        params["score"]["bias"] = jax.ShapeDtypeStruct((1,), jnp.float32)
+    # transformers prefixes the trunk's names where a head is beside it, but reads folders of either kind.
+    has_prefix = any(name.startswith(family.trunk_prefix) for name in available) if available else head is not None
+    entries = {}
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = tuple(key.key for key in key_path)
         name, transpose = family.hf_name(path)
-        name = prefix + name if path[0] == "trunk" else name
-        expected[name] = Expected(path, leaf.shape[::-1] if transpose else leaf.shape, transpose)
-    return expected
+        if path[0] == "trunk" and has_prefix:
+            name = family.trunk_prefix + name
+        shape = leaf.shape[::-1] if transpose else leaf.shape
+        entries[name] = Expected(path, shape, transpose)
+    return entries
 
 
 def check_tensors(
-    config: ModelConfig, head: str | None, expected: dict[str, Expected], tensors: dict[str, Tensor]
+    config: ModelConfig, head: str | None, entries: dict[str, Expected], tensors: dict[str, Tensor]
 ) -> tuple[str, ...]:
     """Return the names of tensors that this model has no place for: constants of old checkpoints, and other heads.
 
     Raises:
         ModelError: a tensor is missing, of another shape, or unknown.
     """
-    family, shapes = family_of(config.model_type), {name: tuple(t.get_shape()) for name, t in tensors.items()}
-    problems = [
-        f"{name}: expected shape {e.shape}, got no tensor" for name, e in expected.items() if name not in tensors
-    ]
-    problems += [
-        f"{name}: expected shape {e.shape}, got {shapes[name]}"
-        for name, e in expected.items()
-        if name in shapes and shapes[name] != e.shape
-    ]
-    problems += [
-        f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}"
-        for name in expected
-        if name in tensors and not is_floating(tensors[name])
-    ]
-    others = sorted(set(tensors) - set(expected))
+    family = family_of(config.model_type)
+    missing = []
+    unfit = []
+    for name, entry in entries.items():
+        if name not in tensors:
+            missing.append(f"{name}: expected shape {entry.shape}, got no tensor")
+            continue
+        shape = tuple(tensors[name].get_shape())
+        if shape != entry.shape:
+            unfit.append(f"{name}: expected shape {entry.shape}, got {shape}")
+        if not is_floating(tensors[name]):
+            unfit.append(f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}")
+    # The folder may have heads that this model does not need, such as the language model's where a score head is read.
     heads = {family.names[path].name for path in ("lm_head/kernel", "score/kernel", "score/bias")} | {*VALUE_HEAD_NAMES}
-    unknown = [name for name in others if name not in heads and not family.ignored.search(name)]
-    problems += [f"{name}: expected no such tensor, got shape {shapes[name]}" for name in unknown]
+    unused = []
+    unknown = []
+    for name in sorted(set(tensors) - set(entries)):
+        if name in heads:
+            unused.append(name)
+        elif not family.ignored.search(name):
+            shape = tuple(tensors[name].get_shape())
+            unknown.append(f"{name}: expected no such tensor, got shape {shape}")
+    # Missing ones first: they show best that the folder holds another model.
+    problems = missing + unfit + unknown
     if problems:
-        rest = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-        raise ModelError("; ".join(problems[:MAX_PROBLEMS]) + rest)
-    tied = {family.names["lm_head/kernel"].name} if head == "lm" and config.tie_word_embeddings else set()
-    return tuple(name for name in others if name in heads - tied)  # some writers repeat the tied embedding
+        message = "; ".join(problems[:MAX_PROBLEMS])
+        if len(problems) > MAX_PROBLEMS:
+            message += f"; and {len(problems) - MAX_PROBLEMS} more"
+        raise ModelError(message)
+    # Some writers repeat a tied embedding as the head, which is used then.
+    is_tied = head == "lm" and config.tie_word_embeddings
+    tied_name = family.names["lm_head/kernel"].name
+    return tuple(name for name in unused if not (is_tied and name == tied_name))
 
 
 class HfArray(NamedTuple):
@@ -219,16 +255,24 @@ class HfArray(NamedTuple):
 
 def hf_arrays(config: ModelConfig, head: str | None, params: Params) -> dict[str, HfArray]:
     """Name in the folder -> array, in the order of our parameters."""
-    bias = ("score.bias",) if "bias" in params.get("score", {}) else ()
-    by_path = {tuple(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    prefix = family_of(config.model_type).trunk_prefix
-    expected = expected_tensors(config, head, (*bias, prefix) if head is not None else ())
-    if set(by_path) != {entry.path for entry in expected.values()}:
-        difference = set(by_path) ^ {entry.path for entry in expected.values()}
+    leaves = {}
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        leaves[tuple(key.key for key in key_path)] = leaf
+    # As transformers writes it: the trunk's names have their prefix where a head is beside it.
+    available: tuple[str, ...] = ()
+    if head is not None:
+        available = (family_of(config.model_type).trunk_prefix,)
+        if "bias" in params.get("score", {}):
+            available += ("score.bias",)
+    entries = expected_tensors(config, head, available)
+    difference = set(leaves) ^ {entry.path for entry in entries.values()}
+    if difference:
         raise ModelError(f"params: missing or not of this config: {', '.join(sorted(map('/'.join, difference)))}")
-    arrays = {name: HfArray(by_path[entry.path], entry.transpose) for name, entry in expected.items()}
-    for name, (leaf, transpose) in arrays.items():
-        came = leaf.shape[::-1] if transpose else leaf.shape
-        if came != expected[name].shape:
-            raise ModelError(f"{name}: expected shape {expected[name].shape}, got {came}")
+    arrays = {}
+    for name, entry in entries.items():
+        leaf = leaves[entry.path]
+        shape = leaf.shape[::-1] if entry.transpose else leaf.shape
+        if shape != entry.shape:
+            raise ModelError(f"{name}: expected shape {entry.shape}, got {shape}")
+        arrays[name] = HfArray(leaf, entry.transpose)
     return arrays

@@ -36,15 +36,17 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 FINGERPRINT = "base_fingerprint"
-"""Entry of the weights file that names the base the adapter was trained on; PEFT ignores it."""
+"""Entry of the weights file that identifies the base that the adapter was trained on; PEFT ignores it."""
 
 _PREFIX = "base_model.model."
 _TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}
-_FACTORS = {"lora_A": "lora_a", "lora_B": "lora_b"}
+_FACTORS = {"lora_a": "lora_A", "lora_b": "lora_B"}
+"""Our names of the two factors of an adapter, and PEFT's."""
 
-# Settings of PEFT that change the computation in ways that are not supported -> values that do not. Other values of
-# `init_lora_weights` change the base.
-_PLAIN = {
+# Settings of PEFT that may change the computation in ways that are not supported -> the values that do not. Other
+# values of `init_lora_weights` change the base.
+# The first value of each is PEFT's default, which a missing key means.
+_SUPPORTED_VALUES = {
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica"),
     "use_dora": (False,),
     "use_bdlora": (None, False),
@@ -81,9 +83,9 @@ def save_adapter(
         folder: new, empty or holding an adapter.
         config: the base model.
         lora: shape of the adapter.
-        adapter: see above; with a `score` head it is one of a `...ForSequenceClassification`.
-        base: parameters of the base model; their `fingerprint` is written beside.
-        base_model: path or hub id of the base, for whoever loads the adapter.
+        adapter: the factors of adapted layers; with a `score` head it is one of a `...ForSequenceClassification`.
+        base: parameters of the base model; their `fingerprint` is written beside the weights.
+        base_model: path or hub id of the base, for those who load the adapter.
         card: content of README.md.
         reward_bias: of a reward model, see `load_reward_bias`; written beside the weights.
 
@@ -93,34 +95,44 @@ def save_adapter(
     folder = Path(folder)
     check_replaceable(folder, CONFIG_FILE)
     names = {path: name for name, (path, _) in linear_layers(config).items()}
-    tensors, adapted = {}, []
+    tensors = {}
+    adapted_names = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(adapter):
-        *path, last = (key.key for key in keys)
+        *path, leaf_name = (key.key for key in keys)
         if path[0] == "score":
-            tensors[f"{_PREFIX}score.{'weight' if last == 'kernel' else last}"] = leaf
-            continue
-        adapted.append(names[tuple(path)])
-        factor = "lora_A" if last == "lora_a" else "lora_B"
-        tensors[f"{_PREFIX}{names[tuple(path)]}.{factor}.weight"] = leaf
+            name = f"score.{'weight' if leaf_name == 'kernel' else leaf_name}"
+        else:
+            layer = names[tuple(path)]
+            adapted_names.append(layer)
+            name = f"{layer}.{_FACTORS[leaf_name]}.weight"
+        # torch's layers hold [outputs, inputs], ours [inputs, outputs].
+        tensors[_PREFIX + name] = np.asarray(leaf, np.float32).T
+    metadata = {FINGERPRINT: fingerprint(base)}
+    if reward_bias is not None:
+        metadata[REWARD_BIAS] = repr(reward_bias)
+    peft_config = _peft_config(config, lora, adapted_names, "score" in adapter, base_model)
     with complete_folder(folder) as partial:
-        write_json(partial / CONFIG_FILE, redact(_peft_config(config, lora, adapted, "score" in adapter, base_model)))
-        arrays = {name: np.asarray(leaf, np.float32).T for name, leaf in tensors.items()}
-        about = {FINGERPRINT: fingerprint(base)} | ({} if reward_bias is None else {REWARD_BIAS: repr(reward_bias)})
-        write_file(partial / WEIGHTS_FILE, arrays, **about)
+        write_json(partial / CONFIG_FILE, redact(peft_config))
+        write_file(partial / WEIGHTS_FILE, tensors, **metadata)
         if card is not None:
             (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 def _peft_config(
-    config: ModelConfig, lora: LoraConfig, adapted: list[str], score: bool, base_model: str
+    config: ModelConfig, lora: LoraConfig, adapted_names: list[str], has_score: bool, base_model: str
 ) -> dict[str, Any]:
-    repo, _, revision = base_model.partition("@") if hub_id(base_model) else (base_model, "", "")
+    # PEFT has a key of its own for the revision.
+    repo = base_model
+    revision = ""
+    if hub_id(base_model):
+        repo, _, revision = base_model.partition("@")
     targets = lora.target_modules
     if targets is None:  # not "all-linear", which PEFT reads as including heads for some models
-        targets = sorted({name.split(".", 3)[-1] for name in adapted})
+        # Without the prefix and number of the layer: PEFT takes every layer whose name ends so.
+        targets = sorted({name.split(".", 3)[-1] for name in adapted_names})
     return {
         "peft_type": "LORA",
-        "task_type": _TASKS["score" if score else "lm"],
+        "task_type": _TASKS["score" if has_score else "lm"],
         "base_model_name_or_path": repo,
         "revision": revision or None,
         "r": lora.r,
@@ -130,7 +142,7 @@ def _peft_config(
         "use_rslora": lora.use_rslora,
         "bias": "none",
         "fan_in_fan_out": family_of(config.model_type).fan_in_fan_out,
-        "modules_to_save": ["score"] if score else None,
+        "modules_to_save": ["score"] if has_score else None,
         "inference_mode": True,
     }
 
@@ -157,25 +169,30 @@ def load_adapter(
     with naming(folder / CONFIG_FILE):
         lora = _read_config(raw)
     with naming(folder):
+        # Adapters of other tools have no fingerprint: for them the shapes have to do.
         trained_on = read_metadata(folder / WEIGHTS_FILE).get(FINGERPRINT)
-        if base is not None and trained_on is not None:
-            _check_base(trained_on, fingerprint(base))
-        tensors = open_tensors(folder, WEIGHTS_FILE)
-        layers, adapter = linear_layers(config), {}
-        for name, tensor in tensors.items():
-            path, shape = _place_of(name, layers, lora, config)
-            came = tuple(tensor.get_shape())
-            if came != shape:
-                raise ModelError(f"{name}: expected shape {shape} on this base, got {came}")
+        if base is not None and trained_on is not None and trained_on != fingerprint(base):
+            raise ModelError(
+                f"{WEIGHTS_FILE}: expected an adapter of this base ({fingerprint(base)}), got one of another "
+                f"({trained_on})"
+            )
+        layers = linear_layers(config)
+        adapter = {}
+        for name, tensor in open_tensors(folder, WEIGHTS_FILE).items():
+            path, expected_shape = _place_of(name, layers, lora, config)
+            shape = tuple(tensor.get_shape())
+            if shape != expected_shape:
+                raise ModelError(f"{name}: expected shape {expected_shape} on this base, got {shape}")
             put(adapter, path, jnp.asarray(cast(name, read_weights(name, tensor), "float32").T))
         _check_complete(adapter)
+        # A layer that the settings name and the file lacks would stay as it is, without a word.
         if lora.target_modules is not None:
             _check_targets(adapter, layers, lora)
     return lora, adapter
 
 
 def load_reward_bias(folder: str | os.PathLike[str]) -> float:
-    """Return what is to be subtracted from the scores of a reward model's adapter: what jaxppo stored with it, or 0.
+    """Return the number to subtract from the scores of a reward model's adapter: what jaxppo stored with it, or 0.
 
     Raises:
         ModelError: the weights are unreadable, or it is no finite number.
@@ -195,46 +212,42 @@ def load_reward_bias(folder: str | os.PathLike[str]) -> float:
 def _read_config(raw: dict[str, Any]) -> LoraConfig:
     if raw.get("peft_type") != "LORA":
         raise ModelError(f"peft_type: expected 'LORA', got {raw.get('peft_type')!r}")
-    for name, plain in _PLAIN.items():
-        if raw.get(name, plain[0]) not in plain:
-            raise ModelError(f"{name}: expected {plain[0]!r} (others are not supported), got {raw[name]!r}")
-    targets, scaled = raw.get("target_modules"), raw.get("use_rslora")
+    for name, values in _SUPPORTED_VALUES.items():
+        if raw.get(name, values[0]) not in values:
+            raise ModelError(f"{name}: expected {values[0]!r} (others are not supported), got {raw[name]!r}")
+    targets = raw.get("target_modules")
     names = targets if isinstance(targets, list) else [targets]
     if targets is not None and not all(isinstance(name, str) for name in names):
         raise ModelError(f"target_modules: expected names of layers or a regular expression, got {targets!r}")
-    if scaled not in (None, False, True):
-        raise ModelError(f"use_rslora: expected true or false, got {scaled!r}")
-    fields: dict[str, Any] = {name: raw.get(name) for name in ("r", "lora_alpha")}
-    return LoraConfig(
-        **fields,
-        target_modules=tuple(sorted(targets)) if isinstance(targets, list) else targets,
-        use_rslora=bool(scaled),
-    )
+    if isinstance(targets, list):
+        targets = tuple(sorted(targets))
+    use_rslora = raw.get("use_rslora")
+    if use_rslora not in (None, False, True):
+        raise ModelError(f"use_rslora: expected true or false, got {use_rslora!r}")
+    # Whether these are numbers is checked by the class.
+    rank: Any = raw.get("r")
+    alpha: Any = raw.get("lora_alpha")
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, use_rslora=bool(use_rslora))
 
 
 def _check_targets(adapter: Params, layers: dict[str, Any], lora: LoraConfig) -> None:
     for name, (path, _) in layers.items():
-        given = functools.reduce(lambda tree, part: tree.get(part, {}), path, adapter)
-        if lora.targets(name) and not given:
+        layer_adapter = functools.reduce(lambda tree, part: tree.get(part, {}), path, adapter)
+        if lora.targets(name) and not layer_adapter:
             raise ModelError(f"{WEIGHTS_FILE}: expected an adapter for {name}, as target_modules say, got none")
-
-
-def _check_base(trained_on: str, base: str) -> None:
-    if trained_on != base:
-        raise ModelError(
-            f"{WEIGHTS_FILE}: expected an adapter of this base ({base}), got one of another ({trained_on})"
-        )
 
 
 def _place_of(
     name: str, layers: dict[str, Any], lora: LoraConfig, config: ModelConfig
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Path in the adapter, and shape in the file, of a tensor of PEFT's."""
-    module, _, suffix = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
-    if module in layers and suffix in _FACTORS:
-        path, (inputs, outputs) = layers[module]
-        shape = (lora.r, inputs) if suffix == "lora_A" else (outputs, lora.r)
-        return (*path, _FACTORS[suffix]), shape
+    module, _, factor = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
+    if module in layers and factor in _FACTORS.values():
+        path, (num_inputs, num_outputs) = layers[module]
+        if factor == "lora_A":
+            return (*path, "lora_a"), (lora.r, num_inputs)
+        return (*path, "lora_b"), (num_outputs, lora.r)
+    # PEFT has two names for a head that is trained beside the adapter: as saved, and as in its own module.
     if name in (f"{_PREFIX}score.weight", f"{_PREFIX}score.modules_to_save.weight"):
         return ("score", "kernel"), (1, config.hidden_size)
     if name == f"{_PREFIX}score.bias":
@@ -245,7 +258,7 @@ def _place_of(
 def _check_complete(adapter: Params, path: tuple[str, ...] = ()) -> None:
     if not adapter:
         raise ModelError(f"{WEIGHTS_FILE}: expected an adapter for some layer, got no tensors")
-    factors = [name for name in _FACTORS.values() if name in adapter]
+    factors = [name for name in _FACTORS if name in adapter]
     if len(factors) == 1:
         raise ModelError(f"{WEIGHTS_FILE}: expected both factors of {'/'.join(path)}, got {factors[0]} alone")
     for name, child in adapter.items():

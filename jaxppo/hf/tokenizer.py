@@ -13,13 +13,11 @@ from jaxppo.hf.names import special_token
 from jaxppo.nn import ModelConfig
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model")
-
-
 _CONFIG_FILE = "tokenizer_config.json"
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer's files into a folder, under names that transformers 4 reads, too.
+    """Write a tokenizer's files into a folder, with names that transformers 4 reads, too.
 
     Raises:
         OSError: they cannot be written.
@@ -27,15 +25,16 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     try:
         tokenizer.save_pretrained(folder)
         if (folder / _CONFIG_FILE).is_file():
+            # transformers 5 reads the names of 4, but not the other way round.
             write_json(folder / _CONFIG_FILE, _with_older_names(read_json(folder / _CONFIG_FILE)))
     except Exception as error:  # tokenizers raises plain ones, also where the disk is full
         raise OSError(f"tokenizer: {first_line(error)}") from error
 
 
 def _with_older_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of `tokenizer_config.json` with the names of transformers 4, all of which 5 reads the same.
+    """Return the content of `tokenizer_config.json` with the names of transformers 4, which 5 reads the same.
 
-    Under its own, transformers 4 finds no class `TokenizersBackend`, and no keys in a list `extra_special_tokens`.
+    With those of 5, transformers 4 finds no class `TokenizersBackend`, and no keys in a list `extra_special_tokens`.
     """
     raw = dict(raw)
     if raw.get("tokenizer_class") == "TokenizersBackend":
@@ -58,16 +57,16 @@ def load_padding_tokenizer(folder: str | os.PathLike[str]) -> Any:
     return tokenizer
 
 
-def check_tokenizer(tokenizer: Any, config: ModelConfig, where: str) -> None:
+def check_tokenizer(tokenizer: Any, config: ModelConfig, source: str) -> None:
     """Raise a `ModelError` unless a tokenizer has an end of sequence, and no more tokens than the model."""
-    check_end(tokenizer, where)
-    count = _ids(tokenizer)
-    if count > config.vocab_size:
-        raise ModelError(f"{where}: expected at most vocab_size={config.vocab_size} tokens, got {count}")
+    check_end(tokenizer, source)
+    num_ids = _num_ids(tokenizer)
+    if num_ids > config.vocab_size:
+        raise ModelError(f"{source}: expected at most vocab_size={config.vocab_size} tokens, got {num_ids}")
 
 
 def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfig:
-    """Return the same model with what its folder says of its tokens: how many there are, and which end a text.
+    """Return the same model with what its folder says about tokens: how many it has, and which end a text.
 
     Args:
         config: read from `config.json`.
@@ -77,26 +76,27 @@ def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfi
     Raises:
         ModelError: that lists an end of a text which is no token of the model.
     """
-    count = _ids(tokenizer)
+    num_ids = _num_ids(tokenizer)
     end_ids = config.eos_token_ids if "eos_token_id" in (config.original or {}) else ()
     file = folder / GENERATION_FILE
     if file.is_file():
-        listed = special_token(read_json(file).get("eos_token_id"), config.vocab_size)
-        with naming(file):
-            end_ids += dataclasses.replace(config, eos_token_id=listed).eos_token_ids
-    num_tokens = count if count < config.vocab_size else None
+        eos_token_id = special_token(read_json(file).get("eos_token_id"), config.vocab_size)
+        with naming(file):  # the config checks that they are tokens of the model
+            end_ids += dataclasses.replace(config, eos_token_id=eos_token_id).eos_token_ids
+    # Many models have more rows of the embedding than tokens: those beyond are never sampled.
+    num_tokens = num_ids if num_ids < config.vocab_size else None
     return dataclasses.replace(config, num_tokens=num_tokens, end_ids=tuple(dict.fromkeys(end_ids)))
 
 
-def _ids(tokenizer: Any) -> int:
-    """Return the largest token id + 1: more than the number of tokens where ids are left out in between."""
+def _num_ids(tokenizer: Any) -> int:
+    """Return the largest token id + 1: more than the number of tokens where some ids are not used."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def check_end(tokenizer: Any, where: str) -> None:
+def check_end(tokenizer: Any, source: str) -> None:
     """Raise a `ModelError` unless a tokenizer has an end of sequence."""
     if tokenizer.eos_token_id is None:
-        raise ModelError(f"{where}: expected a tokenizer with an eos_token, got none")
+        raise ModelError(f"{source}: expected a tokenizer with an eos_token, got none")
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
@@ -117,12 +117,12 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
 def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
     """Return transformers' reader of the tokenizer: its plain class where the folder names it, else its chooser.
 
-    To import the chooser takes 2 s where torch is installed, which it imports; the plain class takes a third of that.
+    The import of the chooser takes 2 s where torch is installed, which it imports; that of the plain class a third.
     """
     file = folder / _CONFIG_FILE
     if (folder / "tokenizer.json").is_file() and file.is_file():
-        named = read_json(file).get("tokenizer_class")
-        if named in ("TokenizersBackend", "PreTrainedTokenizerFast"):  # what transformers 5 and 4 write for it
+        tokenizer_class = read_json(file).get("tokenizer_class")
+        if tokenizer_class in ("TokenizersBackend", "PreTrainedTokenizerFast"):  # its names in transformers 5 and 4
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained

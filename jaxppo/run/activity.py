@@ -78,7 +78,7 @@ def shown(title: str, total: int | None = None, unit: str = "rows") -> Iterator[
         unit: see `Activity`.
     """
     console = _current()
-    if console is None:
+    if console is None:  # of a caller in Python, without a run
         yield Activity(title, total, unit)
         return
     with console.activity(title, total, unit) as activity:
@@ -121,6 +121,7 @@ class _Worker:
             try:
                 result = context.run(compute)
             except BaseException as error:
+                # Free before the result is given: whoever waits for it may begin the next task at once.
                 self.is_busy = False
                 future.set_exception(error)
             else:
@@ -156,9 +157,11 @@ def attended(compute: Callable[[], T], *, takes_state: bool = False) -> T:
     """
     from jaxppo.parallel import processes  # imports JAX, without which commands of planning do
 
+    # Signals reach the main thread alone: any other thread may as well compute by itself.
     in_main = threading.current_thread() is threading.main_thread()
     if not (in_main and preemption.is_watched() and processes.is_alone()):
         return compute()
+    # A busy worker has been left with a computation that cannot be interrupted: the next task needs another thread.
     if not _workers or _workers[-1].is_busy:
         _workers.append(_Worker())
     future = _workers[-1].begin(compute)

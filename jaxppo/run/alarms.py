@@ -61,6 +61,7 @@ class Health:
         Raises:
             TrainingError: there were too many of them.
         """
+        # Optimizer steps that are not finite have been left out on the devices: the state is the one before them.
         if record[_NONFINITE]:
             self._save_and_warn(record, trajectories, samples)
         elif samples and all(sample["score"] is None for sample in samples):
@@ -109,7 +110,8 @@ def save_batch(folder: Path, step: int, trajectories: Trajectories, samples: lis
     for keys, value in jax.tree_util.tree_leaves_with_path(trajectories):
         arrays[".".join(key.name for key in keys)] = np.asarray(value)
     np.savez(path, **arrays)  # type: ignore[arg-type]
-    path.with_suffix(".jsonl").unlink(missing_ok=True)  # of the same update before a resume
+    # The log appends, and a run that resumed may have saved this update before.
+    path.with_suffix(".jsonl").unlink(missing_ok=True)
     with JsonlLog(path.with_suffix(".jsonl")) as log:
         for sample in samples:
             log.append(sample)

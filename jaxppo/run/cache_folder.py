@@ -34,6 +34,7 @@ def get_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
+    # Beside the folder, as a rename moves nothing between file systems.
     workshop = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(workshop, ignore_errors=True)  # of a killed process of that number
     workshop.mkdir()

@@ -63,21 +63,28 @@ class Checkpoints:
         self._writing: int | None = None  # the step of the last `save`
         self._failed = threading.Event()  # this process's part of it, in a thread of orbax
         self._damaged: set[int] = set()  # as found by the last reader
-        for step in self.steps if best is not None else ():
-            if self._damage(step, (META,)) is None:
-                self._note_value(step, self.read_meta(step))
+        # Orbax remembers no values of an earlier process: they are read from its checkpoints.
+        if best is not None:
+            for step in self.steps:
+                if self._damage(step, (META,)) is None:
+                    self._note_value(step, self.read_meta(step))
+
+    def _path(self, step: int) -> Path:
+        return self._folder / str(step)
 
     @property
     def steps(self) -> list[int]:
         """Whatever is named like a checkpoint, in order; only reading one shows whether it is undamaged."""
         if not self._folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in self._folder.iterdir() if entry.name.isdecimal() and entry.is_dir())
+        names = [entry.name for entry in self._folder.iterdir() if entry.is_dir()]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     @property
     def latest(self) -> int | None:
         """Updates done at the latest checkpoint that was written to its end, or None."""
-        complete = (step for step in self.steps if (self._folder / str(step) / checksums.FILE).is_file())
+        # The checksums are written last.
+        complete = [step for step in self.steps if (self._path(step) / checksums.FILE).is_file()]
         return max(complete, default=None)
 
     @property
@@ -86,12 +93,7 @@ class Checkpoints:
         return self._policy.best(self.steps)
 
     def save(
-        self,
-        step: int,
-        state: TrainState,
-        meta: dict[str, Any],
-        metrics: dict[str, Any] | None = None,
-        host: HostState = EMPTY_HOST_STATE,
+        self, step: int, state: TrainState, meta: dict[str, Any], host: HostState = EMPTY_HOST_STATE
     ) -> None:
         """Begin to write a checkpoint; a process killed half-way leaves the earlier ones untouched.
 
@@ -100,18 +102,18 @@ class Checkpoints:
         Args:
             step: updates done.
             state: arrays, placed in any way.
-            meta: what else belongs to it; numbers, strings, lists and mappings.
-            metrics: kept as `meta["metrics"]`, and looked up for the best checkpoint.
+            meta: what else belongs to it; numbers, strings, lists and mappings. The best checkpoint is chosen by its
+                "metrics".
             host: what an update changes on the host.
 
         Raises:
             DataError: this checkpoint, or the one before, cannot be written, for instance to a full disk.
         """
+        # One at a time: the error of the one before is raised under its own number.
         self.wait()
         with self._write_errors(step):
             self._set_damaged_aside(step)
-            if metrics is not None:
-                meta = meta | {"metrics": metrics}
+            # As it will be read: numbers of numpy become Python's, NaN becomes None.
             meta = json.loads(json.dumps(meta, default=_to_list), parse_constant=_nan_to_none)
             self._note_value(step, meta)
             self._writing = step
@@ -157,14 +159,15 @@ class Checkpoints:
         self.wait()
         trained = {"params": like.params, "opt_state": like.opt_state}
         like = like._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
+        # One process decides for all which checkpoint it is, and reads the bytes of all for that.
         step, self._damaged = processes.on_first(lambda: (self._newest_undamaged(ITEMS, warn), self._damaged))
+        # Before the arrays are read, so that the error can name the one that differs.
         self._check_fits(step, like, host)
         restored = {}
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
             for name, tree in _trees(like, host).items():
                 target = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
-                path = self._folder / str(step) / name
-                restored[name] = reader.restore(path, args=ocp.args.StandardRestore(target))
+                restored[name] = reader.restore(self._path(step) / name, args=ocp.args.StandardRestore(target))
         # On disk every layer is an item of its own, so that a checkpoint fits runs that stack layers and runs that do
         # not.
         params = stacks.stacked_like(restored[PARAMS], like.params)
@@ -214,11 +217,11 @@ class Checkpoints:
             raise DataError(f"step: expected one of {self.steps} in {self._folder}, got {step}")
         elif (reason := self._damage(step, (PARAMS, META))) is not None:
             raise DataError(f"step: expected an undamaged checkpoint in {self._folder}, got {step}: {reason}")
-        return _read_on_host(self._folder / str(step) / PARAMS), self.read_meta(step), step
+        return _read_on_host(self._path(step) / PARAMS), self.read_meta(step), step
 
     def read_meta(self, step: int) -> dict[str, Any]:
         """Read what was saved as `meta` of a checkpoint; orbax would wait for all processes, and one alone may ask."""
-        return json.loads((self._folder / str(step) / META / "metadata").read_text(encoding="utf-8"))
+        return json.loads((self._path(step) / META / "metadata").read_text(encoding="utf-8"))
 
     def close(self) -> None:
         """Wait until the last checkpoint is written, and let go of threads.
@@ -255,6 +258,7 @@ class Checkpoints:
 
     def _write_checksums(self) -> None:
         """Called by orbax when the files are written, and before their folder gets its final name."""
+        # The end of the name is orbax's; a second match would be of a killed process, which orbax has removed.
         (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
         checksums.write(partial, ITEMS)
 
@@ -267,19 +271,20 @@ class Checkpoints:
         if error is not None and threading.current_thread() is not threading.main_thread():
             self._failed.set()
             raise error
+        # Orbax's usual way to meet.
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def _set_damaged_aside(self, step: int) -> None:
         """Rename damaged checkpoints, so that they neither block a step nor count among those to keep."""
-        if (self._folder / str(step)).exists() and self._damage(step, ITEMS) is not None:
+        if self._path(step).exists() and self._damage(step, ITEMS) is not None:
             self._damaged.add(step)
         if processes.is_first():
             for damaged in sorted(self._damaged):
                 aside = self._folder / f"{damaged}.damaged"
                 if aside.exists():
                     shutil.rmtree(aside)
-                if (self._folder / str(damaged)).exists():
-                    (self._folder / str(damaged)).rename(aside)
+                if self._path(damaged).exists():
+                    self._path(damaged).rename(aside)
         processes.wait_for_all()
         if self._damaged and self._manager is not None:
             self._manager.reload()
@@ -310,14 +315,16 @@ class Checkpoints:
 
     def _newest_undamaged(self, items: Sequence[str], warn: Warn) -> int:
         damaged: dict[int, str] = {}
+        # From the newest on, until one is undamaged: to compare all bytes of all of them would take long.
         for step in reversed(self.steps):
             reason = self._damage(step, items)
             if reason is None:
                 break
             damaged[step] = reason
         else:
-            got = _listed(damaged) if damaged else "none"
-            raise DataError(f"checkpoints: expected at least one undamaged in {self._folder}, got {got}")
+            raise DataError(
+                f"checkpoints: expected at least one undamaged in {self._folder}, got {_listed(damaged) or 'none'}"
+            )
         if damaged:
             self._damaged = set(damaged)
             warn(f"{self._folder} holds damaged checkpoints: {_listed(damaged)}; check the disk; using {step}")
@@ -325,11 +332,11 @@ class Checkpoints:
 
     def _damage(self, step: int, items: Sequence[str]) -> str | None:
         """Return what is wrong with the files of a checkpoint, or None."""
-        return checksums.damage(self._folder / str(step), items)
+        return checksums.damage(self._path(step), items)
 
     def _read_prefetched(self, step: int) -> dict[str, Any] | None:
         """Read the batch that was sampled ahead, on the host; None where there is none."""
-        path = self._folder / str(step) / PREFETCHED_ITEM
+        path = self._path(step) / PREFETCHED_ITEM
         if not processes.on_first(path.is_dir):
             return None
         arrays_by_part = _read_on_host(path)
@@ -343,9 +350,10 @@ class Checkpoints:
         """Raise a `DataError` that names the first array in which a checkpoint differs from `like`."""
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             for item, tree in _trees(like, host).items():
-                metadata = reader.metadata(self._folder / str(step) / item).item_metadata
+                metadata = reader.metadata(self._path(step) / item).item_metadata
                 run_shapes = _shapes(tree)
                 saved_shapes = _shapes(metadata.tree)  # type: ignore[union-attr]
+                # Both: an array may be missing on either side.
                 for name in [*run_shapes, *saved_shapes]:
                     if run_shapes.get(name) != saved_shapes.get(name):
                         raise DataError(
@@ -382,9 +390,12 @@ def is_whole(state: TrainState) -> bool:
 
 def _trees(state: TrainState, host: HostState) -> dict[str, Any]:
     """Return the items of a checkpoint that hold arrays, every layer for itself."""
-    rest = {"step": state.step, "controls": state.controls, "curriculum": host.curriculum}
-    rest = _without_none(rest)  # orbax saves no None
-    return {PARAMS: stacks.unstacked(state.params), OPT_STATE: stacks.unstacked(state.opt_state), REST: rest}
+    other_arrays = {"step": state.step, "controls": state.controls, "curriculum": host.curriculum}
+    return {
+        PARAMS: stacks.unstacked(state.params),
+        OPT_STATE: stacks.unstacked(state.opt_state),
+        REST: _without_none(other_arrays),  # orbax saves no None
+    }
 
 
 def _prefetched_tree(host: HostState) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
 
     A run that is stopped by SIGTERM ends with status 0, by Ctrl-C with 130, and says how to go on.
     """
+    # tokenizers would warn of each process that is forked after it has used its threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without torch, transformers would say that models are not available: those of jaxppo are.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -74,7 +75,9 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         _exit(stop.exit_status)
     except Exception as error:
         if is_out_of_memory(error):
+            # JAX raises its own kind of error, which only its text tells from others.
             _refuse(f"memory: expected enough for this run, got {first_line(error)[:300]}; {_MORE_MEMORY}")
+        # One line for a machine without a device; a traceback, which is to be reported, for everything else.
         if uses_jax:
             if isinstance(error, RuntimeError | AssertionError):  # as JAX fails where it finds no device
                 _check_backend()
@@ -188,4 +191,5 @@ def set_up_jax() -> None:
     folder = cache_dir() / "xla"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    # Also programs that compile quickly: there are many of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -62,6 +62,7 @@ def sanitize(text: str, limit: int | None = 2000) -> str:
             visible = char.encode("unicode_escape", "surrogatepass").decode("ascii")
         length += len(visible)
         if limit is not None and length > limit:
+            # Before the character: half an escape would be worse than none.
             parts.append(f"… [+{len(text) - index} characters]")
             break
         parts.append(visible)
@@ -136,6 +137,7 @@ class Console:
             rows: one mapping per sample; a column that a row lacks stays empty.
             columns: the keys to show, also used as the header.
         """
+        # Titles and cells are made by `text`: rich would read markup in plain strings.
         table = Table(title=self.text(title), title_justify="left", show_lines=True)
         for column in columns:
             table.add_column(self.text(column), overflow="fold")
@@ -190,7 +192,9 @@ class Console:
                 activity.done = start
                 yield PlainProgress(self, loop, activity)
             return
+        # Without Unicode the blocks of the histories could not be shown.
         is_ascii = not self._encoding.lower().startswith("utf")
+        # A loop on a terminal is redrawn by a thread of rich; elsewhere lines are printed as the updates come.
         self._view = LiveView(loop, self.text, is_ascii, preemption.notice, self._going_on)
         try:
             live = Live(
@@ -218,6 +222,7 @@ class Console:
             The activity; the block keeps its `done` up to date.
         """
         activity = Activity(title, total, unit)
+        # The outermost one has a display, which shows those within it, too; a live view shows all of them itself.
         is_outermost = not self._activities
         self._activities.append(activity)
         try:
@@ -275,6 +280,7 @@ class Console:
     def _bar(self) -> Table:
         """Return what goes on as a line, with a bar where it is counted."""
         row = Table.grid(padding=(0, 1))
+        # A copy of the list: the main thread may end an activity meanwhile.
         line = self.text(preemption.notice() or self._going_on(0.0))
         with_total = [activity for activity in tuple(self._activities) if activity.total]
         if with_total:
@@ -308,7 +314,8 @@ class Console:
         """Confirm Ctrl-C on a terminal, where no live view does."""
         notice = preemption.notice()
         if self._view is None and notice is not None and sys.stderr.isatty():
-            os.write(2, f"\n{notice}\n".encode())  # unbuffered: the signal may have interrupted a write
+            # Past all buffers: this is within the handler of a signal, which may have interrupted a print.
+            os.write(2, f"\n{notice}\n".encode())
 
     def _show(self, text: Text) -> None:
         self._printed_at = time.perf_counter()
@@ -364,7 +371,7 @@ class PlainProgress:
     def recall(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Do nothing: a line shows no history."""
 
-    def doing(self, what: str) -> None:
+    def doing(self, title: str) -> None:
         """Do nothing: a line is printed when an update is done."""
 
     def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

@@ -92,12 +92,14 @@ class Run:
         """
         lock = FolderLock(self.folder)
 
+        # One process claims the folder and holds its lock for all of them.
         def claim_and_lock() -> None:
             claim(self.folder, self.config, self.config.run)
             lock.acquire()
 
         processes.on_first(claim_and_lock)
         try:
+            # Within the lock: a signal leads to a checkpoint, and that must be written before others may write.
             with Preemption(self.resume_command, processes.largest, self.console.stop_noted):
                 yield
         finally:
@@ -144,6 +146,7 @@ def begin(command: str, config: Any) -> Run:
     Raises:
         ConfigError: as for `processes.join`, `processes.check_same`, `processes.check_same_packages` and `check`.
     """
+    # Both before JAX looks for devices.
     if config.run.target is not None:
         platform.compile_only()
     processes.join(config.run)
@@ -173,8 +176,9 @@ def default_folder(command: str, run: RunConfig) -> Path:
     """`--output_dir`, or a new folder named by command, preset and time."""
     if run.output_dir is not None:
         return Path(run.output_dir)
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-    return Path("outputs") / f"{command}-{run.preset or 'default'}-{now}"
+    # With microseconds, so that runs that start together get folders of their own.
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    return Path("outputs") / f"{command}-{run.preset or 'default'}-{time}"
 
 
 def check(folder: Path, config: Any, run: RunConfig) -> bool:
@@ -186,7 +190,8 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
     if (folder / CONFIG_FILE).exists():
         if not run.resume:
             raise ConfigError(f"output_dir: expected a new folder, or --resume, but {folder} holds a run already")
-        _check_same(folder, config)
+        saved = read_yaml(folder / CONFIG_FILE)
+        check_settings(saved, plain_values(flatten(config)), config, f"the run to resume in {folder}")
         return True
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output_dir: expected a folder, but {folder} is a file")
@@ -206,6 +211,8 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
     """
     if check(folder, config, run):
         return
+    # Written under a name of its own first: of two processes that claim the folder at once, the first link wins, and
+    # a killed one leaves no half-written configuration.
     partial = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -265,11 +272,6 @@ def resume_command(command: str, folder: Path, config: Any) -> str:
     return redact_command(words)
 
 
-def _check_same(folder: Path, config: Any) -> None:
-    saved = read_yaml(folder / CONFIG_FILE)
-    check_settings(saved, plain_values(flatten(config)), config, f"the run to resume in {folder}")
-
-
 def _has_another_length(folder: Path, config: Any) -> bool:
     """Return whether a run to resume is given more steps, or fewer, than `config.yaml` says."""
     changed = changed_settings(read_yaml(folder / CONFIG_FILE), plain_values(flatten(config)), config)
@@ -288,6 +290,7 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config:
     Raises:
         ConfigError: other settings differ, and the message names each; or `allow_changes` names what is no setting.
     """
+    # A misspelled name would allow nothing, and the refusal below would not say why.
     for name in config.run.allow_changes:
         if name not in current and name not in saved:
             raise ConfigError(f"allow_changes: expected names of settings, got {name!r}{did_you_mean(name, current)}")
@@ -297,9 +300,8 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config:
             setting = f"{name} {current[name]!r}" if name in current else f"no {name}"
             differences.append(f"{setting} (was {value!r})")
     if differences:
-        got = ", ".join(differences)
         fix = "leave these settings as they were, or name a new output_dir, or these in --allow_changes"
-        raise ConfigError(f"config: expected that of {source}, got {got}; {fix}")
+        raise ConfigError(f"config: expected that of {source}, got {', '.join(differences)}; {fix}")
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config: Any) -> dict[str, Any]:
@@ -310,6 +312,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any], confi
         current: see `check_settings`.
         config: see `check_settings`.
     """
+    # By the names of today, and with defaults for settings that are newer than the run: neither is a change.
     saved = completed(plain_values(flatten(type(config)())) | renewed(saved, current))
     changed = {}
     for name, value in saved.items():

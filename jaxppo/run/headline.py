@@ -20,6 +20,7 @@ _BY_LABEL = {headline.label: metric for headline, metric in _HEADLINES}
 
 def numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers to show of a record, {label: value}: for each place the first metric that the record has."""
+    # By place, as the first metric of a place that the record has hides the others.
     shown: dict[int, tuple[str, Any]] = {}
     for headline, metric in _HEADLINES:
         if metric.name in record:

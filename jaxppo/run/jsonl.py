@@ -69,6 +69,7 @@ class JsonlLog:
 
     def _open(self) -> TextIO:
         path = self.path if self._enabled else Path(os.devnull)
+        # Buffered by lines: a record has left the process when `append` returns.
         return path.open("a", encoding="utf-8", buffering=1, newline="\n")
 
 
@@ -97,23 +98,24 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except FileNotFoundError:
         raise DataError(f"{path}: expected a file of JSON lines, found nothing; check the run folder") from None
     with file:
+        # As bytes: broken UTF-8 is then an error of its line, with its number.
         for number, content in enumerate(file, start=1):
             # Whoever reads while the run goes on may meet half a last line.
             if content.endswith(b"\n"):
                 yield _parse(content, f"{path}:{number}")
 
 
-def _parse(content: bytes, where: str) -> tuple[str, dict[str, Any]]:
+def _parse(content: bytes, source: str) -> tuple[str, dict[str, Any]]:
     try:
         line = content.decode("utf-8")
         record = json.loads(line)
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+        raise DataError(f"{source}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
         message = getattr(error, "msg", error)
-        raise DataError(f"{where}: expected a JSON object, got a syntax error: {message}") from None
+        raise DataError(f"{source}: expected a JSON object, got a syntax error: {message}") from None
     if not isinstance(record, dict):
-        raise DataError(f"{where}: expected a JSON object, got {type(record).__name__}")
+        raise DataError(f"{source}: expected a JSON object, got {type(record).__name__}")
     return line, record
 
 
@@ -133,6 +135,7 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    # NaN within an array is found in the lists that it becomes.
     if hasattr(value, "tolist"):  # scalars and arrays of numpy and jax
         return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):

@@ -29,16 +29,20 @@ def format_value(value: Any) -> str:
     """Return the text of a value: floats with three digits, None as nothing."""
     if value is None:
         return ""
-    if hasattr(value, "item"):
+    if hasattr(value, "item"):  # of numpy or jax
         value = value.item()
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)
 
 
 def format_time(seconds: float) -> str:
     """Return minutes and seconds, `m:ss`, from an hour on `h:mm:ss`."""
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{seconds:02d}"
+    return f"{minutes}:{seconds:02d}"
 
 
 def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) -> str:
@@ -52,6 +56,7 @@ def sparkline(values: Sequence[float | None], width: int, blocks: str = BLOCKS) 
     count = min(width, len(values))
     if count <= 0:
         return ""
+    # With more values than characters, groups of nearly equal size.
     edges = [round(i * len(values) / count) for i in range(count + 1)]
     means = [_mean(values[start:end]) for start, end in itertools.pairwise(edges)]
     finite = [mean for mean in means if mean is not None]
@@ -180,9 +185,9 @@ class LiveView:
         self._step = step
         self._doing = ""
 
-    def doing(self, what: str) -> None:
+    def doing(self, title: str) -> None:
         """Show what keeps the loop busy, until the next update."""
-        self._doing = what
+        self._doing = title
 
     def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         """Show these samples: the first two columns are texts, the others verdicts and scores."""
@@ -197,8 +202,11 @@ class LiveView:
 
     def _record(self, fields: Mapping[str, Any]) -> None:
         for label, value in fields.items():
-            if value is None or _is_number(value):
-                self._histories.setdefault(label, []).append(None if value is None else float(value))
+            history = self._histories.setdefault(label, [])
+            if value is None:  # a gap
+                history.append(None)
+            elif _is_number(value):
+                history.append(float(value))
         self._latest = dict(fields)
 
     # --- called by a thread of rich
@@ -208,6 +216,7 @@ class LiveView:
         # rich draws a view with the options of what is printed above it: use fixed ones.
         fixed = options.update(height=None, no_wrap=False, overflow="fold", justify="left")
         lines: list[list[Segment]] = []
+        # The most important parts come first: what the terminal has no room for is cut at the end.
         for part, max_lines in self._parts(options.max_width):
             lines += console.render_lines(part, fixed, pad=False)[:max_lines]
         for line in lines[:height]:
@@ -240,8 +249,10 @@ class LiveView:
     def _stages(self) -> Text:
         line = Text(no_wrap=True, overflow="ellipsis")
         for number, stage in enumerate(self._loop.stages):
-            line.append(" > " if number else "", "dim")
-            line.append_text(self._text(stage, "bold cyan" if stage == self._loop.title else "dim"))
+            if number > 0:
+                line.append(" > ", "dim")
+            style = "bold cyan" if stage == self._loop.title else "dim"
+            line.append_text(self._text(stage, style))
         return line
 
     def _bar(self, width: int) -> Table:
@@ -275,15 +286,19 @@ class LiveView:
         return table
 
     def _hint(self, label: str, history: Sequence[float | None]) -> Text:
-        hint = None if self._loop.hint is None else self._loop.hint(label, history)
+        if self._loop.hint is None:
+            return Text()
+        hint = self._loop.hint(label, history)
         if hint is None:
             return Text()
-        return self._text(hint, "yellow") if hint else Text("ok", "green")
+        if hint == "":
+            return Text("ok", "green")
+        return self._text(hint, "yellow")
 
     def _sample(self, row: Mapping[str, Any]) -> list[Text]:
         """Return the verdict and scores of a sample in a line, then its two texts."""
-        prompt, completion, *others = row
-        results = [f"{name} {format_value(row[name])}" for name in others if row[name] is not None]
+        prompt, completion, *scores = row
+        results = [f"{name} {format_value(row[name])}" for name in scores if row[name] is not None]
         lines = [self._text("  ".join(results), "cyan")]
         for name, style in ((prompt, "dim"), (completion, "")):
             text = format_value(row[name])[:MAX_CHARACTERS].replace("\n", "\\n")

@@ -90,6 +90,7 @@ class TrainingLoop:
         self._checkpoints = Checkpoints(
             run.folder / "checkpoints", config.save_total_limit, config.best_metric, config.greater_is_better
         )
+        # One answer for all processes, which must go on alike.
         if processes.on_first(lambda: self._checkpoints.steps):
             state, host = self._checkpoints.resume(state, run.console.warn, host)
         self.start = int(state.step)
@@ -210,8 +211,9 @@ class TrainingLoop:
                     self._log(self._record, metrics)
                 with activity.shown("saving"):
                     self._save(num_done, state)
+            # Ctrl-C also ends what a reward function has started: its failure is then that of a run that was stopped.
             if not is_stopped and processes.is_alone():
-                preemption.check()  # Ctrl-C also ends what a reward function has started, which then fails
+                preemption.check()
             raise
 
     def _finish(self, output: StepOutput, metrics: JsonlLog, samples: JsonlLog, progress: ProgressView) -> None:
@@ -240,11 +242,12 @@ class TrainingLoop:
         self._run.trackers.log(int(record["step"]), record)
 
     def _save(self, num_done: int, state: TrainState) -> None:
+        # Before the checkpoint: a resumed run logs no step again that the checkpoint has.
         self._run.trackers.flush()
         meta = self._meta(self._record)
         if self._steps.rows is not None:
             meta["rows"] = self._steps.rows.state_dict(num_done)
-        self._checkpoints.save(num_done, state, meta, self._record, self._host)
+        self._checkpoints.save(num_done, state, meta, self._host)
         self._saved = num_done
 
     def _meta(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def _metric(row: dict[str, Any]) -> Metric:
     return Metric(**row, band=None if band == (None, None) else band)
 
 
+# A table of data: docs/metrics.md, warnings, live view and report are made of the same rows.
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 METRICS: tuple[Metric, ...] = tuple(map(_metric, _TABLE["metric"]))
@@ -149,6 +150,7 @@ def may_report(name: Any) -> bool:
     """Return whether a reward function may report under a name: it is a part of the reward, or no metric of a run."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
         return False
+    # A function may measure its own reward and its cache; another metric of the run would be overwritten.
     if name == "cache/reward_hits" or (prefix_of(name) == "reward" and name not in _COUNTED_BY_RUN):
         return True
     return name not in COUNTERS and find(name) is None
@@ -157,6 +159,7 @@ def may_report(name: Any) -> bool:
 def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record, plus every metric of it again under TRL 0.11's name where that differs."""
     result = dict(record)
+    # In addition: whoever compares runs with those of TRL 0.11 finds both names.
     for metric in METRICS:
         if metric.old_name and metric.name in record:
             result[metric.old_name] = record[metric.name]

@@ -57,11 +57,13 @@ class Preemption:
         Raises:
             Preempted: the run was asked to stop.
         """
+        # Of several processes one may have got the signal: all stop at the same step, or none could save.
         signum = self._agree(self._signum or 0)
         if signum:
             raise Preempted(self._resume, signum)
 
     def __enter__(self) -> "Preemption":
+        # Python sets handlers in the main thread alone; notebooks and tests may run elsewhere.
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGTERM, signal.SIGINT):
                 if signal.getsignal(signum) not in (signal.SIG_IGN, None):  # None: not installed from Python
@@ -73,12 +75,14 @@ class Preemption:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _active.remove(self)
         self._restore()
+        # An error of the block is raised as it is: it says more than the signal.
         if kind is None:
             self.check()
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         del frame
         self._signum = signum
+        # Before anything that may take time: from here on a second signal ends the process.
         self._restore()
         self._on_signal()
 

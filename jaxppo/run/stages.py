@@ -43,6 +43,7 @@ class Stages:
             do: does it; all its files must be on disk when it returns.
         """
         if name not in self._results:
+            # Between stages nothing is lost by stopping.
             preemption.check()
             result = plain(do())
             # All processes go on with the result of the first, which is the one that a resumed run reads.

@@ -89,6 +89,7 @@ class Trackers:
 
     def begin(self, start: int) -> None:
         """Open the trackers for the updates after `start`; later points of an earlier process are replaced."""
+        # Of a copy: one that fails is removed meanwhile.
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
                 tracker.begin(start)
@@ -144,7 +145,7 @@ class Trackers:
         """Log whatever error a tracker's library raises, and disable the tracker."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever a library raises: hours of training do not end for a chart
             self._trackers.pop(name, None)
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             self._warn(
@@ -212,6 +213,7 @@ class TensorBoard:
     def begin(self, start: int) -> None:
         """Have TensorBoard hide what earlier files hold beyond `start`, and show the configuration."""
         purge_from = start + 1 if start else 0
+        # A killed process may have logged steps after its last checkpoint, which are taken again.
         self._writer.write_event(self._event(wall_time=time.time(), step=purge_from, session_log=self._session_start))
         text = yaml.safe_dump(dict(self._config), sort_keys=False)
         self._add(start, self._text("config", "".join(f"    {line}\n" for line in text.splitlines())))
@@ -255,6 +257,7 @@ def _torch_hidden() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
+    # An import of None raises ImportError, after which tensorboardX does without torch.
     sys.modules["torch"] = None  # type: ignore[assignment]
     try:
         yield
@@ -285,6 +288,7 @@ class WeightsAndBiases:
     def begin(self, start: int) -> None:
         """Open the run, or reopen it."""
         folder = self._folder
+        # The settings below keep terminal output, the command line and the code at home.
         settings = self._wandb.Settings(
             quiet=True,  # the result has just been printed
             console="off",
@@ -325,6 +329,7 @@ class WeightsAndBiases:
 def _wandb_id(folder: Path) -> str:
     """Return the id of the run, kept in its folder."""
     path = folder / WANDB_ID_FILE
+    # Under the same id a resumed run goes on where it was, as one curve.
     if path.exists():
         return path.read_text(encoding="utf-8").strip()
     name = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)

@@ -32,41 +32,57 @@ def last_part(values: Sequence[float]) -> Sequence[float]:
 
 def falling(values: Sequence[float]) -> str | None:
     """Find a fall over the run that is more than noise."""
-    return "falling" if direction(values) < 0 else None
+    if direction(values) < 0:
+        return "falling"
+    return None
 
 
 def rising(values: Sequence[float]) -> str | None:
     """Find a rise over the run that is more than noise."""
-    return "rising" if direction(values) > 0 else None
+    if direction(values) > 0:
+        return "rising"
+    return None
 
 
 def spiking(values: Sequence[float]) -> str | None:
     """Find a latest value of ten times the usual one."""
-    is_spike = len(values) >= MIN_VALUES and values[-1] > 10 * median(values)
-    return "10 times the usual" if is_spike else None
+    # The median: one earlier spike does not hide the next.
+    if len(values) >= MIN_VALUES and values[-1] > 10 * median(values):
+        return "10 times the usual"
+    return None
 
 
 def collapsing(values: Sequence[float]) -> str | None:
     """Find a level below a tenth of the first one."""
-    has_collapsed = len(values) >= 2 * MIN_VALUES and fmean(last_part(values)) < 0.1 * fmean(values[:5])
-    return "below a tenth of its first value" if has_collapsed else None
+    # Twice as many values as elsewhere, so that the first and the last ones do not overlap.
+    if len(values) >= 2 * MIN_VALUES and fmean(last_part(values)) < 0.1 * fmean(values[:5]):
+        return "below a tenth of its first value"
+    return None
 
 
 def near_zero(values: Sequence[float]) -> str | None:
     """Find a latest value that is 0 up to rounding."""
-    return "near 0" if abs(values[-1]) < 1e-6 else None
+    if abs(values[-1]) < 1e-6:
+        return "near 0"
+    return None
 
 
 def below_minus_1(values: Sequence[float]) -> str | None:
     """Find a latest value below -1, the threshold of TRL 0.11 for a KL estimate that cannot be noise."""
-    return "below -1" if values[-1] < -1 else None
+    if values[-1] < -1:
+        return "below -1"
+    return None
 
 
 def long_negative(values: Sequence[float]) -> str | None:
     """Find many values in a row below 0."""
-    return "below 0 for long" if len(values) >= MIN_VALUES and max(values[-MIN_VALUES:]) < 0 else None
+    if len(values) >= MIN_VALUES and max(values[-MIN_VALUES:]) < 0:
+        return "below 0 for long"
+    return None
 
 
 def long_zero(values: Sequence[float]) -> str | None:
     """Find many values in a row that are 0."""
-    return "0 for long" if len(values) >= MIN_VALUES and not any(values[-MIN_VALUES:]) else None
+    if len(values) >= MIN_VALUES and not any(values[-MIN_VALUES:]):
+        return "0 for long"
+    return None

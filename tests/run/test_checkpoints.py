@@ -147,7 +147,7 @@ def values_saved(folder, values, **settings):
     with Checkpoints(folder, 1, "eval/x", **settings) as checkpoints:
         for step, value in enumerate(values, start=max(checkpoints.steps, default=0) + 1):
             metrics = {} if value is None else {"eval/x": value}
-            checkpoints.save(step, make_state(step, step), {}, metrics | {"loss": step})
+            checkpoints.save(step, make_state(step, step), {"metrics": metrics | {"loss": step}})
     return Checkpoints(folder, 1, "eval/x", **settings)
 
 
@@ -179,7 +179,7 @@ def test_restore_params_reads_neither_template_nor_optimizer(tmp_path):
     with Checkpoints(tmp_path, 2) as checkpoints:
         for step in (2, 4):
             state = DataParallel().put(make_state(step, step))
-            checkpoints.save(step, state, META, {"loss": np.float32(0.5), "bad": float("nan")})
+            checkpoints.save(step, state, META | {"metrics": {"loss": np.float32(0.5), "bad": float("nan")}})
     for item in ("opt_state", "rest"):
         shutil.rmtree(tmp_path / "2" / item)
         shutil.rmtree(tmp_path / "4" / item)
