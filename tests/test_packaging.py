@@ -50,7 +50,7 @@ def test_wheel_holds_the_package_with_its_data_and_its_metadata_names_licences_e
         assert inside >= {name for name in tracked.stdout.splitlines() if (ROOT / name).exists()}
     assert {name.split("/")[0] for name in inside} == {"jaxppo"}
     kinds = {name.rpartition(".")[2] for name in inside}
-    assert kinds == {"py", "typed", "css", "js", "yaml", "pddl", "json", "safetensors", "md", "parquet", "toml"}
+    assert kinds == {"py", "typed", "html", "css", "js", "yaml", "pddl", "json", "safetensors", "md", "parquet", "toml"}
     assert {name.removeprefix(f"{info}/") for name in wheel if name.startswith(info)} == {
         "METADATA",
         "RECORD",

@@ -1,6 +1,6 @@
 """Draw the picture of a run, `curves.png`: its curves, and its evaluation before and after.
 
-The report draws SVG by itself (`line_charts`), for hover and small files; matplotlib is for this one PNG.
+The report draws SVG by itself (`charts`), for hover and small files; matplotlib is for this one PNG.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo.report.line_charts import moving_mean
+from jaxppo.report.charts import moving_mean
 from jaxppo.run.folder import METRICS_FILE
 from jaxppo.run.jsonl import read_metrics
 
@@ -16,7 +16,13 @@ CURVES_FILE = "curves.png"
 """In a run folder."""
 
 # Okabe and Ito's palette, told apart under every common form of colour blindness.
-_BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#8A8F98"
+_BLUE = "#0072B2"
+_ORANGE = "#E69F00"
+_GREEN = "#009E73"
+_PURPLE = "#CC79A7"
+_GREY = "#8A8F98"
+_COLOURS = {"before": _GREY, "after": _BLUE}
+_ERROR_BARS = {"ecolor": "#30343B", "capsize": 4, "elinewidth": 1.3, "capthick": 1.3}
 _STYLE: dict[Any, Any] = {
     "font.size": 11,
     "axes.spines.top": False,
@@ -81,13 +87,13 @@ def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], 
     # The object interface instead of pyplot: always the Agg backend, no window, no global state.
     from matplotlib.figure import Figure
 
+    has_updates = any(record.get(key) is not None for record in metrics for key in _UPDATES.curves)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12.8, 8.4), dpi=100, layout="constrained")
-        (reward, kl), (updates, evaluation) = figure.subplots(2, 2)
-        has_updates = any(record.get(key) is not None for record in metrics for key in _UPDATES.curves)
-        for axes, panel in ((reward, _REWARD), (kl, _KL), (updates, _UPDATES if has_updates else _LENGTH)):
+        *curve_axes, evaluation_axes = figure.subplots(2, 2).flat
+        for axes, panel in zip(curve_axes, (_REWARD, _KL, _UPDATES if has_updates else _LENGTH), strict=True):
             _draw_curves(axes, panel, metrics)
-        _draw_evaluation(evaluation, evals)
+        _draw_evaluation(evaluation_axes, evals)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
 
@@ -102,24 +108,26 @@ def _draw_curves(axes: Any, panel: _Panel, metrics: Sequence[Mapping[str, Any]])
         if points:
             steps, values = zip(*points, strict=True)
             axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
+            # A line through a single point cannot be seen.
             marker = "o" if len(points) == 1 else None
             axes.plot(steps, moving_mean(values), color=colour, linewidth=2.2, label=label, marker=marker)
-    drawn = len(axes.lines) // 2
-    if not drawn:
+    if not axes.lines:
         _draw_nothing(axes)
         return
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     if panel.bounds is not None:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, panel.bounds[0]), min(high, panel.bounds[1]))
-    if drawn > 1:
+    if len(axes.lines) > 2:
         axes.legend()
 
 
 def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
     """Draw validity, or else the mean reward, per split before and after as bars with their 95 % intervals."""
-    moments = [(name, evals[name], colour) for name, colour in (("before", _GREY), ("after", _BLUE)) if evals.get(name)]
-    splits = {split: result for _, results, _ in moments for split, result in results.items()}
+    moments = [name for name in _COLOURS if evals.get(name)]
+    splits = {}
+    for name in moments:
+        splits |= evals[name]
     if not splits or any("validity" in result for result in splits.values()):
         axes.set(title="Valid plans on held-out problems, 95 % intervals", ylabel="valid plans (%)", ylim=(0, 122))
         axes.set_yticks(range(0, 101, 20))
@@ -130,32 +138,33 @@ def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
         _draw_nothing(axes)
         return
     width = 0.76 / len(moments)
-    for number, (name, results, colour) in enumerate(moments):
+    for number, name in enumerate(moments):
         offset = (number - (len(moments) - 1) / 2) * width
-        for place, split in enumerate(splits):
-            if split in results:
-                _draw_bar(axes, place + offset, width * 0.92, results[split], colour)
-        axes.bar(0, 0, color=colour, label=name)  # for the legend
-    labels = [_split_label(split, result, evals) for split, result in splits.items()]
-    axes.set_xticks(range(len(splits)), labels)
+        evaluated = [split for split in splits if split in evals[name]]
+        places = [list(splits).index(split) + offset for split in evaluated]
+        values, below, above, texts = zip(*(_bar(evals[name][split]) for split in evaluated), strict=True)
+        bars = axes.bar(
+            places, values, width * 0.92, yerr=(below, above), color=_COLOURS[name], label=name, error_kw=_ERROR_BARS
+        )
+        axes.bar_label(bars, texts, padding=4, fontsize=10)
+    axes.set_xticks(range(len(splits)), [_split_label(split, result, evals) for split, result in splits.items()])
     axes.set_xlim(-0.6, len(splits) - 0.4)
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper right", ncols=len(moments), borderaxespad=0)
 
 
-def _draw_bar(axes: Any, place: float, width: float, result: Mapping[str, Any], colour: str) -> None:
+def _bar(result: Mapping[str, Any]) -> tuple[float, float, float, str]:
+    """Return the height of a bar, how far its interval reaches below and above it, and its text."""
     if "validity" in result:
         value, low, high = (100 * result["validity"][name] for name in ("rate", "low", "high"))
+        text = f"{value:.1f}"
     else:
         value, low, high = (result["reward"][name] for name in ("mean", "low", "high"))
-    axes.bar(place, value, width, color=colour)
+        text = f"{value:.2f}"
     if low is None:  # of a single row there is no interval
-        low = high = value
-    else:
-        errors = [[max(value - low, 0)], [max(high - value, 0)]]
-        axes.errorbar(place, value, errors, color="#30343B", capsize=4, linewidth=1.3)
-    text = f"{value:.1f}" if "validity" in result else f"{value:.2f}"
-    axes.annotate(text, (place, max(high, value)), (0, 4), textcoords="offset points", ha="center", fontsize=10)
+        return value, 0.0, 0.0, text
+    # Rounding may put a rate of 0 or 1 outside of its interval, and matplotlib refuses a negative length.
+    return value, max(value - low, 0.0), max(high - value, 0.0), text
 
 
 def _split_label(split: str, result: Mapping[str, Any], evals: Mapping[str, Any]) -> str:

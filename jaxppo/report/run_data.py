@@ -1,21 +1,21 @@
 """Read a run folder for a report: of `train`, `self_train`, `sft` or `reward_model`, finished or not."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jaxppo.config import EvaluateConfig, RewardModelConfig, SelfTrainConfig, SFTConfig, TrainConfig
 from jaxppo.config.gone import renewed
 from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, fields_of, flatten, plain_values, preset_values, read_yaml
 from jaxppo.errors import DataError
-from jaxppo.run.folder import EVAL_FILE, read_json
+from jaxppo.run.folder import EVAL_FILE, METRICS_FILE, read_json
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import COUNTERS, METRICS, Band, find
-
-METRICS_FILE, SAMPLES_FILE = "metrics.jsonl", "samples.jsonl"
+from jaxppo.run.trends import last_part
 
 Results = Mapping[str, Mapping[str, Any]]
 """{split: measures}."""
@@ -56,8 +56,8 @@ class Run:
         settings: all that were saved, with today's defaults for newer ones.
         defaults: settings of the command without flags.
         records: of `metrics.jsonl`; none where there was no update yet.
-        before: evaluation before training; empty where there is none.
-        after: evaluation after training; empty as long as the run is not finished.
+        results_before: evaluation before training; empty where there is none.
+        results_after: evaluation after training; empty as long as the run is not finished.
         headline_split: the split of the headline result; None where there was no evaluation yet.
     """
 
@@ -67,8 +67,8 @@ class Run:
     settings: Mapping[str, Any]
     defaults: Mapping[str, Any]
     records: Sequence[Mapping[str, Any]]
-    before: Results
-    after: Results
+    results_before: Results
+    results_after: Results
     headline_split: str | None
 
     @property
@@ -100,26 +100,31 @@ class Run:
     @property
     def planned_updates(self) -> int | None:
         """Return the number of updates planned; None where unknown."""
-        if self.after:
+        if self.results_after:
             return self.updates
         if self.command == "self_train":
             return int(self.settings["num_rounds"])
         episodes = self.settings.get("total_episodes")
-        return None if episodes is None else -(-int(episodes) // int(self.settings["batch_size"]))
+        return None if episodes is None else math.ceil(int(episodes) / int(self.settings["batch_size"]))
 
     @property
     def metric_names(self) -> list[str]:
         """Return the metrics of its records, in the order of the documentation, then unknown ones."""
         logged = {name for record in self.records for name in record if name not in COUNTERS}
-        known = [metric.name for metric in METRICS if metric.name in logged]
-        return known + sorted(logged - set(known) - _OLD_NAMES)
+        documented = [metric.name for metric in METRICS if metric.name in logged]
+        return documented + sorted(logged - set(documented) - _OLD_NAMES)
 
-    def values(self, name: str) -> list[float | None]:
-        """Return a metric in the records that have it; None where it is null."""
-        return [value for _, value in self.curve(name)]
+    def values(self, name: str) -> list[float]:
+        """Return a metric in the records that have a number of it."""
+        return [value for _, value in self.curve(name) if value is not None]
+
+    def end(self, name: str) -> float | None:
+        """Return where a metric has got to: the mean of its last tenth."""
+        values = self.values(name)
+        return fmean(last_part(values)) if values else None
 
     def curve(self, name: str, x: str = "step") -> list[tuple[float, float | None]]:
-        """Return the same, each with another metric, `step` or `episode`."""
+        """Return a metric in the records that have it, None where it is null, each over `step` or `episode`."""
         return [(number(record.get(x)) or 0.0, number(record[name])) for record in self.records if name in record]
 
     def band(self, name: str) -> Band | None:
@@ -128,37 +133,34 @@ class Run:
         if name == "completions/clipped_ratio" and cut_on_purpose:
             return None
         metric = find(name)
-        band = None if metric is None else metric.band
-        if band is not None and name == "policy/approxkl_avg" and self._learns_once:
-            return None, band[1]  # the policy is still the one that has sampled
-        return band
+        if metric is None or metric.band is None:
+            return None
+        # Where an update is a single step on fresh samples, the policy is still the one that sampled: no KL is fine.
+        steps = [self.settings.get(setting) for setting in ("num_ppo_epochs", "num_mini_batches")]
+        if name == "policy/approxkl_avg" and steps == [1, 1] and not self.settings.get("async_rollouts"):
+            return None, metric.band[1]
+        return metric.band
 
-    @property
-    def _learns_once(self) -> bool:
-        """Return whether an update is a single step, on what the policy of that moment has sampled."""
-        steps = [self.settings.get(name) for name in ("num_ppo_epochs", "num_mini_batches")]
-        return steps == [1, 1] and not self.settings.get("async_rollouts")
+    def measure(self, split: str | None) -> str | None:
+        """Return the most important measure of a split; None where it was not evaluated."""
+        measured = (self.results_after or self.results_before).get(split or "", {})
+        return next((name for name in MEASURES if measured.get(name) is not None), None)
 
     @property
     def headline(self) -> str | None:
         """Return the most important measure of the headline split; None without an evaluation."""
-        measured = (self.after or self.before).get(self.headline_split or "", {})
-        return next((name for name in MEASURES if measured.get(name) is not None), None)
+        return self.measure(self.headline_split)
 
     @property
-    def reproduce(self) -> str:
-        """Return the command that repeats the run."""
-        return f"python -m jaxppo.{self.command} --config {shlex.quote(str(self.folder / CONFIG_FILE))}"
+    def headline_title(self) -> str:
+        """Return in words what the headline is; – without an evaluation."""
+        return f"{MEASURES[self.headline]} on {self.headline_split}" if self.headline else "–"
 
     @property
-    def report(self) -> str:
-        """Return the command that writes the report again."""
-        return f"python -m jaxppo.report {shlex.quote(str(self.folder))}"
-
-    @property
-    def resume(self) -> str:
-        """Return the command that resumes the run."""
-        return f"python -m jaxppo.{self.command} --resume --output_dir {shlex.quote(str(self.folder))}"
+    def headline_results(self) -> list[Any]:
+        """Return the headline measure before and after training; None where it was not evaluated."""
+        moments = (self.results_before, self.results_after)
+        return [results.get(self.headline_split or "", {}).get(self.headline or "") for results in moments]
 
 
 def number(value: Any) -> float | None:
@@ -180,28 +182,35 @@ def read_run(folder: Path | str) -> Run:
         ConfigError: its `config.yaml` cannot be read.
     """
     folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"runs: expected {_FOLDERS}, got {folder}, which is no folder")
     if not (folder / CONFIG_FILE).is_file():
-        found = f"{folder} without {CONFIG_FILE}" if folder.is_dir() else f"{folder}, which is no folder"
-        raise DataError(f"runs: expected {_FOLDERS}, got {found}")
-    values = read_yaml(folder / CONFIG_FILE)
-    values = renewed(values, fields_of(TrainConfig))
+        raise DataError(f"runs: expected {_FOLDERS}, got {folder} without {CONFIG_FILE}")
+    values = renewed(read_yaml(folder / CONFIG_FILE), fields_of(TrainConfig))
+    # The file does not say which command wrote it: its settings do.
     command = max(_COMMANDS, key=lambda name: _fit(values, _COMMANDS[name]))
     if command == "evaluate":
         raise DataError(f"runs: expected {_FOLDERS}, got the evaluation {folder}")
     config = _COMMANDS[command]()
     plain = {name: value for name, value in plain_values(flatten(config)).items() if name not in CALL_ONLY}
     metrics = folder / METRICS_FILE
-    before, after, headline_split = _evaluations(read_json(folder / EVAL_FILE))
+    records = read_metrics(metrics) if metrics.exists() else []
+    evals = read_json(folder / EVAL_FILE)
+    if evals and not {"before", "after"} & evals.keys():
+        evals = {"after": evals}  # `sft` writes the splits alone, once it is done
+    results_before = evals.get("before", {})
+    results_after = evals.get("after", {})
+    first_split = next(iter(results_after or results_before), None)
     return Run(
         folder=folder,
         command=command,
         command_line=_command_line(folder / CONFIG_FILE),
         settings=plain | values,
         defaults=plain | preset_values(command, "default"),
-        records=[r for r in read_metrics(metrics) if isinstance(r.get("step"), int)] if metrics.exists() else [],
-        before=before,
-        after=after,
-        headline_split=headline_split,
+        records=[record for record in records if isinstance(record.get("step"), int)],
+        results_before=results_before,
+        results_after=results_after,
+        headline_split=evals.get("headline_split") or first_split,
     )
 
 
@@ -213,18 +222,6 @@ def _fit(values: Mapping[str, Any], config_class: Any) -> int:
 
 def _command_line(path: Path) -> str | None:
     """Return the command in the comment at the top of a configuration."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").removeprefix(" "))
-    text = "\n".join(lines)
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in comment)
     return text.removeprefix("command: ") if text.startswith("command: ") else None
-
-
-def _evaluations(content: Mapping[str, Any]) -> tuple[Results, Results, str | None]:
-    """Return before, after and the headline split; `sft` writes the splits only, once it is done."""
-    if content and not {"before", "after"} & content.keys():
-        content = {"after": content}
-    before, after = content.get("before", {}), content.get("after", {})
-    return before, after, content.get("headline_split") or next(iter(after or before), None)

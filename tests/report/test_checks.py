@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from jaxppo.report.checks import band_text, concerns, known_end
+from jaxppo.report.checks import band_text, concerns
 from jaxppo.report.run_data import read_run
 from tests.report_runs import record, splits, write_run
 
@@ -57,4 +57,3 @@ def test_a_result_that_is_worse_beyond_chance_is_a_concern_and_bands_are_said_in
     assert "`test`" in found.what
     texts = [band_text(band) for band in ((0.0, 30.0), (-1.0, None), (None, 0.5), (0.0, 0.0))]
     assert texts == ["0 to 30", "at least -1", "at most 0.5", "0"]
-    assert known_end([None, *range(100)]) == list(range(90, 100))

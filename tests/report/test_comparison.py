@@ -45,7 +45,7 @@ def test_write_comparison_of_runs_with_other_batches_counts_episodes(tmp_path):
     a = write_run(tmp_path / "a", batch_size=16)
     records = [record(step, 20) | {"episode": 32 * step} for step in range(1, 21)]
     text, page = compared(tmp_path, a, write_run(tmp_path / "b", batch_size=32, records=records))
-    assert '"of":"episode"' in text and "640" in text and '"of":"update"' not in text
+    assert '"x_label":"episode"' in text and "640" in text and '"x_label":"update"' not in text
     assert "–" in page.texts["td"]  # not evaluated yet
 
 

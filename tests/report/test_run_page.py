@@ -70,6 +70,11 @@ def test_write_report_tells_the_whole_run(tmp_path):
     assert page.texts["li"].count("waiting for the reward") == 1
 
 
+def test_a_long_curve_is_drawn_whole(tmp_path):
+    text, _ = report_of(write_run(tmp_path / "run", updates=300))
+    assert max(len(points.split()) for points in re.findall(r'points="([^"]*)"', text)) == 300
+
+
 def test_write_report_of_a_run_that_goes_on_warns_of_what_looks_wrong(tmp_path):
     records = [record(step, 40) | {"objective/kl": 2.0 * step} for step in range(1, 31)]
     records[19]["eval/test/validity"] = 0.5
@@ -160,7 +165,7 @@ def test_a_report_that_cannot_be_written_is_a_warning_that_says_why(run, monkeyp
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(run_page, "_parts", fail)
+    monkeypatch.setattr(run_page, "_content", fail)
     with reported(folder, console):
         pass
     (line,) = printed().splitlines()
@@ -219,14 +224,14 @@ def test_page_moves_through_updates_by_keys_and_follows_a_prompt(opened):
 
 def test_page_tells_the_values_under_the_pointer(opened):
     opened.run("document.querySelector('figure.curve').scrollIntoView({block: 'center'})")
-    usual = opened.text("figure.curve .told")
+    usual = opened.text("figure.curve .values")
     box = "document.querySelector('figure.curve svg[role=img]').getBoundingClientRect()"
     x, y = opened.run(f"[{box}.right - 12, {box}.y + 40]")
     opened.move_pointer(x, y)
-    assert re.fullmatch(r"update (39|40): 0\.\d+ \(mean 0\.\d+\)", opened.text("figure.curve .told"))
+    assert re.fullmatch(r"update (39|40): 0\.\d+ \(mean 0\.\d+\)", opened.text("figure.curve .values"))
     assert opened.run("document.querySelectorAll('figure.curve .cursor circle').length") == 1
     opened.move_pointer(2, 2)
-    assert opened.text("figure.curve .told") == usual
+    assert opened.text("figure.curve .values") == usual
     assert opened.problems == []
 
 

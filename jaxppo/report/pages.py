@@ -1,0 +1,79 @@
+"""Fill a template into a self-contained HTML page: one file that needs no network and no other file.
+
+Model output is shown as text and never run: templates escape all that they print, a page's script sets it as text, and
+a Content-Security-Policy allows no other script.
+"""
+
+import base64
+import hashlib
+import shlex
+from functools import cache
+from pathlib import Path
+from statistics import median_high
+from typing import Any
+
+import jinja2
+
+from jaxppo.config.paths import write_atomically
+from jaxppo.evaluate.intervals import interval_text
+from jaxppo.report.charts import duration, short
+from jaxppo.run.console import sanitize
+
+_MOST_CHARACTERS = 20_000  # of one text
+
+
+def write_page(path: Path | str, template: str, **content: Any) -> None:
+    """Write a page atomically.
+
+    Args:
+        path: the HTML file.
+        template: name of a file in `templates/` that fills the blocks of `page.html`.
+        content: what the template prints. Text is escaped, and characters that could deceive a reader become visible.
+    """
+    environment = _environment()
+    style, script = (_source(environment, f"page.{kind}") for kind in ("css", "js"))
+    write_atomically(path, environment.get_template(template).render(content, style=style, script=script))
+
+
+def clean_lines(text: str, most: int = _MOST_CHARACTERS) -> str:
+    """Sanitize a text line by line for the page's script; what is cut after `most` characters is counted."""
+    cut = f"\n… [+{len(text) - most} characters]" if len(text) > most else ""
+    return "\n".join(sanitize(line, limit=None) for line in text[:most].split("\n")) + cut
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxppo.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "interval_text": interval_text, "median_high": median_high}
+    environment.filters |= {"px": "{:.1f}".format, "quote": _quote, "sha256": _sha256, "short": short}
+    # JSON has no NaN, and one in the data would stop the page's script: better no page than one that looks fine.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment
+
+
+def _source(environment: jinja2.Environment, name: str) -> str:
+    assert environment.loader is not None
+    text, _, _ = environment.loader.get_source(environment, name)
+    return text
+
+
+def _printable(value: Any) -> Any:
+    """Return what a template prints: HTML of another macro as it is, anything else as harmless text, then escaped."""
+    return value if hasattr(value, "__html__") else sanitize(str(value))
+
+
+def _quote(path: Path) -> str:
+    """Return a path as a shell reads it."""
+    return shlex.quote(str(path))
+
+
+def _sha256(text: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows one style sheet or script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
