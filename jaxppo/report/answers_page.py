@@ -1,5 +1,6 @@
 """Write the page about answers from files: any models, domains and kinds of prompts side by side."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,15 @@ def write_page(results: AnswerResults, path: Path | str, *, title: str, note: st
     rows = []
     rates: dict[str, dict[str, Any]] = {}
     for domain, model, prompt, cell in cells_of(content):
-        rows.append([domain, model, prompt, cell["answers"], *(cell[key] for key in _COLUMNS.values())])
+        measures = [cell[key] for key in _COLUMNS.values()]
+        rows.append([domain, model, prompt, cell["answers"], *measures])
         rates.setdefault(domain, {})[f"{model} · {prompt}"] = cell["validity"]
     # A sample's title begins with the split: here it is the model, and the kind of prompt.
     labelled = []
     for model, judged in results.rows.items():
         for row in judged:
-            labelled.append(JudgedRow(row.row | {"split": f"{model} · {row.row['split']}"}, row.predictions))
+            named = row.row | {"split": f"{model} · {row.row['split']}"}
+            labelled.append(JudgedRow(named, row.predictions))
     pages.write_page(
         path,
         "answers.html",
@@ -50,12 +53,15 @@ def write_page(results: AnswerResults, path: Path | str, *, title: str, note: st
         heads=["domain", "model", "prompt", "answers", *_COLUMNS],
         rows=rows,
         rates=rates,
-        errors={model: _errors(by_prompt) for model, by_prompt in content["models"].items()},
+        errors={model: _outcomes(results_by_prompt) for model, results_by_prompt in content["models"].items()},
         breaks={model: in_order(counts, BREAKS) for model, counts in content["where_plans_break"].items()},
         samples=pick_samples(labelled),
     )
 
 
-def _errors(results: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Add up the outcomes of a model's kinds of prompts."""
-    return {name: sum(result["errors"].get(name, 0) for result in results.values()) for name in OUTCOMES}
+def _outcomes(results: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+    """Add up why plans fail over a model's kinds of prompts."""
+    counts: Counter[str] = Counter()
+    for result in results.values():
+        counts.update(result["errors"])
+    return in_order(counts, OUTCOMES)

@@ -18,7 +18,7 @@ _FEWEST_UPDATES = 20  # before that, a reward that does not rise yet is nothing 
 class Concern(NamedTuple):
     """Something that looks wrong."""
 
-    what: str
+    finding: str
     advice: str
 
 
@@ -71,8 +71,8 @@ def _course(metric: Metric, values: Sequence[float], band: Band | None) -> Itera
     if metric.too_low and below.startswith("below"):
         yield Concern(f"`{metric.name}` is {short(mean)} on the whole, {below}.", _sentence(metric.too_low))
     if metric.watch is not None and (pattern := metric.watch.trend(values)):
-        what = f"`{metric.name}` is {pattern}: {short(values[0])} at first, {short(end)} at last."
-        yield Concern(what, _sentence(metric.watch.advice))
+        finding = f"`{metric.name}` is {pattern}: {short(values[0])} at first, {short(end)} at last."
+        yield Concern(finding, _sentence(metric.watch.advice))
 
 
 def _sentence(advice: str | None) -> str:

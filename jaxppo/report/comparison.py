@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxppo.errors import DataError
 from jaxppo.report import pages
+from jaxppo.report.charts import drop_missing
 from jaxppo.report.curves import Line, arrange_curves
 from jaxppo.report.plan_sections import arrange_validity
 from jaxppo.report.run_data import RATES, Run, plain_number, read_run
@@ -51,6 +52,7 @@ def write_comparison(folders: Sequence[Path | str], path: Path | str) -> Path:
     """
     resolved = [Path(folder).resolve() for folder in folders]
     for i, folder in enumerate(folders):
+        # A run next to itself would be a second seed of it, with a spread of 0.
         if resolved[i] in resolved[:i]:
             raise DataError(f"runs: expected each folder once, got {folder} twice")
     pages.write_page(path, "comparison.html", **_content([read_run(folder) for folder in folders]))
@@ -59,29 +61,34 @@ def write_comparison(folders: Sequence[Path | str], path: Path | str) -> Path:
 
 def _content(runs: Sequence[Run]) -> dict[str, Any]:
     labels = _labels(runs)
-    groups = _groups(runs)
     lines = []
-    for group in groups:
-        lines.append(Line(_group_label(group, labels), [runs[i] for i in group]))
+    for group in _groups(runs):
+        members = [runs[i] for i in group]
+        lines.append(Line(_group_label(group, labels), members))
+    # A batch is not the same work everywhere: over updates, runs with larger ones would look better.
     batch_sizes = {(run.unit, run.settings.get("batch_size")) for run in runs}
     records = chain.from_iterable(run.records for run in runs)
     has_episodes = all(record.get("episode") is not None for record in records)
-    names = list(dict.fromkeys(chain.from_iterable(run.settings for run in runs)))
-    values = {name: [run.settings.get(name, "–") for run in runs] for name in names}
-    validity = arrange_validity([(label, run.results_after) for label, run in zip(labels, runs, strict=True)])
+    x = "episode" if len(batch_sizes) > 1 and has_episodes else "step"
+    metric_names = set(chain.from_iterable(run.metric_names for run in runs))
+    settings = dict.fromkeys(chain.from_iterable(run.settings for run in runs))
+    differing = {}
+    for name in settings:
+        values = [run.settings.get(name, "–") for run in runs]
+        if any(value != values[0] for value in values):
+            differing[name] = values
     return {
         "title": f"{len(runs)} runs compared",
         "runs": runs,
         "labels": labels,
         "different_problems": _different_problems(runs),
-        "ends": {name: word for name, word in _ENDS.items() if any(name in run.metric_names for run in runs)},
+        "ends": {name: title for name, title in _ENDS.items() if name in metric_names},
         "seconds": [_seconds(run) for run in runs],
         "seeds": _over_seeds(lines),
-        "validity": validity,
-        # A batch is not the same work everywhere: over updates, runs with larger ones would look better.
-        "curves": arrange_curves(lines, "episode" if len(batch_sizes) > 1 and has_episodes else "step"),
-        "num_settings": len(names),
-        "differing": {name: row for name, row in values.items() if any(value != row[0] for value in row)},
+        "validity": arrange_validity([(label, run.results_after) for label, run in zip(labels, runs, strict=True)]),
+        "curves": arrange_curves(lines, x),
+        "num_settings": len(settings),
+        "differing": differing,
     }
 
 
@@ -99,7 +106,8 @@ def _groups(runs: Sequence[Run]) -> list[list[int]]:
     setups: list[Any] = []
     groups: list[list[int]] = []
     for i, run in enumerate(runs):
-        setup = run.command, {name: value for name, value in run.settings.items() if name != "seed"}
+        settings = {name: value for name, value in run.settings.items() if name != "seed"}
+        setup = (run.command, settings)
         if setup in setups:
             groups[setups.index(setup)].append(i)
         else:
@@ -120,10 +128,14 @@ def _seconds(run: Run) -> float:
 
 def _different_problems(runs: Sequence[Run]) -> list[str]:
     """Return the settings by which results are not of the same held-out problems, or not decoded in the same way."""
-    rewards = () if all(run.headline in RATES for run in runs) else ("reward_funcs", "reward_weights")
+    settings = [*_EVALUATION_SETTINGS, *_SPLIT_SETTINGS]
+    # Rates are the same whatever is rewarded; mean rewards are not.
+    if not all(run.headline in RATES for run in runs):
+        settings += ["reward_funcs", "reward_weights"]
     names = []
-    for name in (*_EVALUATION_SETTINGS, *rewards, *_SPLIT_SETTINGS):
-        if len({str(_evaluation_setting(run, name)) for run in runs}) > 1:
+    for name in settings:
+        values = {str(_evaluation_setting(run, name)) for run in runs}
+        if len(values) > 1:
             names.append(name)
     if len({run.headline_split for run in runs}) > 1:
         names.append("headline_split")
@@ -144,11 +156,12 @@ def _over_seeds(lines: Sequence[Line]) -> list[list[str]]:
     """Compute mean and standard deviation of the finished runs that differ in nothing but their seed."""
     rows = []
     for line in lines:
-        finals = [value for run in line.runs if (value := plain_number(run.headline_results[1])) is not None]
-        if len(finals) > 1:
-            is_rate = line.runs[0].headline in RATES
-            scale, unit = (100, " %") if is_rate else (1, "")
-            spread = f"{scale * fmean(finals):.3g} ± {scale * stdev(finals):.2g}{unit}"
-            span = f"{scale * min(finals):.3g} to {scale * max(finals):.3g}{unit}"
-            rows.append([line.label, line.runs[0].headline_title, str(len(finals)), spread, span])
+        first = line.runs[0]
+        scale, unit = (100, " %") if first.headline in RATES else (1, "")
+        finals = drop_missing(plain_number(run.headline_results[1]) for run in line.runs)
+        results = [scale * value for value in finals]
+        if len(results) > 1:
+            spread = f"{fmean(results):.3g} ± {stdev(results):.2g}{unit}"
+            span = f"{min(results):.3g} to {max(results):.3g}{unit}"
+            rows.append([line.label, first.headline_title, str(len(results)), spread, span])
     return rows

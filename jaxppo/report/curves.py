@@ -75,13 +75,14 @@ class Curves(NamedTuple):
 
 def panels(runs: Iterable[Run]) -> list[Panel]:
     """Make a panel for every metric of the runs; names of one family share one, except parts of rewards."""
-    found: dict[str, Panel] = {}
+    panels_by_title: dict[str, Panel] = {}
     for name in dict.fromkeys(chain.from_iterable(run.metric_names for run in runs)):
         metric = find(name)
         is_member = metric is not None and "<" in metric.name and metric.name != "reward/<part>"
         title = metric.name if is_member else name
-        found.setdefault(title, Panel(title, [], metric)).names.append(name)
-    return list(found.values())
+        panel = panels_by_title.setdefault(title, Panel(title, [], metric))
+        panel.names.append(name)
+    return list(panels_by_title.values())
 
 
 def arrange_curves(lines: Sequence[Line], x: str = "step") -> Curves:
@@ -109,7 +110,8 @@ def arrange_curves(lines: Sequence[Line], x: str = "step") -> Curves:
 
 def _figure(number: int, panel: Panel, curves: Sequence[Curve], lines: Sequence[Line], x: str) -> Figure:
     # Settings may ask for something else than the usual range: it is shown where all runs have the same one.
-    bands = {run.band(panel.names[0]) for run in chain.from_iterable(line.runs for line in lines)}
+    runs = chain.from_iterable(line.runs for line in lines)
+    bands = {run.band(panel.names[0]) for run in runs}
     band = bands.pop() if len(bands) == 1 else None
     ends = [fmean(last_part(drop_missing(curve.ys))) for curve in curves]
     members = []

@@ -19,7 +19,7 @@ from jaxppo.evaluate.intervals import interval_text
 from jaxppo.report.charts import duration, short
 from jaxppo.run.console import sanitize
 
-_MOST_CHARACTERS = 20_000  # of one text
+_MAX_CHARACTERS = 20_000  # of one text
 
 
 def write_page(path: Path | str, template: str, **content: Any) -> None:
@@ -35,10 +35,12 @@ def write_page(path: Path | str, template: str, **content: Any) -> None:
     write_atomically(path, environment.get_template(template).render(content, style=style, script=script))
 
 
-def clean_lines(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """Sanitize a text line by line for the page's script; what is cut after `most` characters is counted."""
-    cut = f"\n… [+{len(text) - most} characters]" if len(text) > most else ""
-    return "\n".join(sanitize(line, limit=None) for line in text[:most].split("\n")) + cut
+def clean_lines(text: str, limit: int = _MAX_CHARACTERS) -> str:
+    """Sanitize a text line by line for the page's script; what is cut after `limit` characters is counted."""
+    lines = [sanitize(line, limit=None) for line in text[:limit].split("\n")]
+    if len(text) > limit:
+        lines.append(f"… [+{len(text) - limit} characters]")
+    return "\n".join(lines)
 
 
 @cache

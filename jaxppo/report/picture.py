@@ -87,7 +87,8 @@ def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], 
     # The object interface instead of pyplot: always the Agg backend, no window, no global state.
     from matplotlib.figure import Figure
 
-    has_updates = any(record.get(key) is not None for record in metrics for key in _UPDATES.curves)
+    # SFT and reward models have no policy updates.
+    has_updates = any(_points(metrics, key) for key in _UPDATES.curves)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12.8, 8.4), dpi=100, layout="constrained")
         *curve_axes, evaluation_axes = figure.subplots(2, 2).flat
@@ -104,7 +105,7 @@ def _draw_curves(axes: Any, panel: _Panel, metrics: Sequence[Mapping[str, Any]])
 
     axes.set(title=panel.title, xlabel="update", ylabel=panel.unit)
     for key, (label, colour) in panel.curves.items():
-        points = [(record["step"], record[key]) for record in metrics if record.get(key) is not None]
+        points = _points(metrics, key)
         if points:
             steps, values = zip(*points, strict=True)
             axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
@@ -120,6 +121,10 @@ def _draw_curves(axes: Any, panel: _Panel, metrics: Sequence[Mapping[str, Any]])
         axes.set_ylim(max(low, panel.bounds[0]), min(high, panel.bounds[1]))
     if len(axes.lines) > 2:
         axes.legend()
+
+
+def _points(metrics: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(record["step"], record[key]) for record in metrics if record.get(key) is not None]
 
 
 def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:

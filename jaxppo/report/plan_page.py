@@ -25,12 +25,12 @@ _MAX_STEPS = 1_000
 # -------------------------------------------------------------------------------------------------------------- samples
 
 
-def pick_samples(judged: Sequence[JudgedRow], most: int = 24) -> list[dict[str, Any]]:
+def pick_samples(judged: Sequence[JudgedRow], count: int = 24) -> list[dict[str, Any]]:
     """Choose predictions to show: in turn one of each split, domain and outcome, the first of each kind first.
 
     Args:
         judged: rows of any splits.
-        most: how many at most.
+        count: how many at most.
 
     Returns:
         Samples for `write_page`.
@@ -41,7 +41,7 @@ def pick_samples(judged: Sequence[JudgedRow], most: int = 24) -> list[dict[str, 
             kind = (row.row["split"], row.row["domain"], prediction.outcome.verdict.error)
             kinds.setdefault(kind, []).append((row, prediction))
     turns = chain.from_iterable(zip_longest(*kinds.values()))
-    return [page_sample(*pair) for pair in islice(filter(None, turns), most)]
+    return [page_sample(*pair) for pair in islice(filter(None, turns), count)]
 
 
 def page_sample(row: JudgedRow, judged: JudgedPrediction) -> dict[str, Any]:

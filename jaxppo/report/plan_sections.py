@@ -1,6 +1,6 @@
 """Arrange the sections of a page about plans: measures, validity by plan length, why plans fail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -104,6 +104,14 @@ def arrange_validity(models: Models) -> Validity:
     return Validity(charts, coloured=[label for label, _ in models], dashed=splits)
 
 
+def measured_names(cells: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the measures that any of the results has."""
+    names = set()
+    for cell in cells:
+        names.update(name for name, value in cell.items() if value is not None)
+    return names
+
+
 def _splits(models: Models) -> list[str]:
     return list(dict.fromkeys(chain.from_iterable(results for _, results in models)))
 
@@ -116,8 +124,11 @@ def in_order(counts: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
 def _summary(models: Models) -> Table:
     """Return the table of all measures with their intervals; domains are listed below their split."""
     cells = list(chain.from_iterable(results.values() for _, results in models))
-    columns = {name: key for name, key in _COLUMNS.items() if any(cell[key] is not None for cell in cells)}
-    powers = [k for k in dict.fromkeys(chain.from_iterable(cell["pass_at_k"] for cell in cells)) if k != "1"]
+    measures = measured_names(cells)
+    columns = {name: key for name, key in _COLUMNS.items() if key in measures}
+    # pass@1 is the validity.
+    powers = dict.fromkeys(chain.from_iterable(cell["pass_at_k"] for cell in cells))
+    powers.pop("1", None)
     heads = ["split", "model", "problems", *columns, *(f"pass@{k}" for k in powers)]
     if powers:
         heads.append("different valid plans")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -110,7 +110,7 @@ class Run:
     @property
     def metric_names(self) -> list[str]:
         """Return the metrics of its records, in the order of the documentation, then unknown ones."""
-        logged = {name for record in self.records for name in record if name not in COUNTERS}
+        logged = set(chain.from_iterable(self.records)) - set(COUNTERS)
         documented = [metric.name for metric in METRICS if metric.name in logged]
         return documented + sorted(logged - set(documented) - _OLD_NAMES)
 

@@ -14,7 +14,7 @@ from jaxppo.report import pages
 from jaxppo.report.charts import BarChart, Part, short, stacked_bars
 from jaxppo.report.checks import concerns
 from jaxppo.report.curves import Line, arrange_curves, panels
-from jaxppo.report.plan_sections import OUTCOMES, Models, Table, arrange_plans, in_order
+from jaxppo.report.plan_sections import OUTCOMES, Models, Table, arrange_plans, in_order, measured_names
 from jaxppo.report.run_data import MEASURES, RATES, Run, number, plain_number, read_run
 from jaxppo.report.samples import Samples, read_samples, spread_evenly
 from jaxppo.run.console import Console
@@ -170,10 +170,10 @@ def _gain(values: Sequence[Any]) -> str:
 
 def _plain_results(models: Models) -> Table:
     """Return the table of results that are not of plans, or that an older version wrote."""
-    cells = [cell for _, results in models for cell in results.values()]
-    names = [name for name in MEASURES if any(cell.get(name) is not None for cell in cells)]
-    if "reward" in names:  # has the mean, and its interval
-        names = [name for name in names if name != "mean_reward"]
+    measures = measured_names(chain.from_iterable(results.values() for _, results in models))
+    if "reward" in measures:  # has the mean, and its interval
+        measures.discard("mean_reward")
+    names = [name for name in MEASURES if name in measures]
     rows = []
     for moment, results in models:
         for split, cell in results.items():
@@ -225,6 +225,6 @@ def _times(run: Run) -> BarChart | None:
     for name in ("time/reward_wait_s", "time/overlap_s"):
         if "time/reward_s" in seconds and name in seconds:
             pairs = zip(seconds["time/reward_s"], seconds[name], strict=True)
-            seconds["time/reward_s"] = [max(0.0, reward - drawn) for reward, drawn in pairs]
+            seconds["time/reward_s"] = [max(0.0, reward - elsewhere) for reward, elsewhere in pairs]
     parts = [Part(label, seconds[name], style) for name, (label, style) in _STAGES.items() if name in seconds]
     return stacked_bars([record["step"] for record in run.records], parts) if parts else None

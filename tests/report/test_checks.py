@@ -49,11 +49,11 @@ def test_a_healthy_run_is_of_no_concern(tmp_path, change, settings):
 )
 def test_each_concern_is_found_alone_with_what_to_do(tmp_path, change, what, advice):
     (found,) = concerns(run_with(tmp_path, change))
-    assert re.search(what, found.what) and advice in found.advice and found.advice
+    assert re.search(what, found.finding) and advice in found.advice and found.advice
 
 
 def test_a_result_that_is_worse_beyond_chance_is_a_concern_and_bands_are_said_in_words(tmp_path):
     (found,) = concerns(run_with(tmp_path, lambda share: {}, before=splits(0.6), after=splits(0.3)))
-    assert "`test`" in found.what
+    assert "`test`" in found.finding
     texts = [band_text(band) for band in ((0.0, 30.0), (-1.0, None), (None, 0.5), (0.0, 0.0))]
     assert texts == ["0 to 30", "at least -1", "at most 0.5", "0"]
