@@ -22,7 +22,13 @@ _COLUMNS = {
 }
 
 
-def write_page(results: AnswerResults, path: Path | str, *, title: str, note: str = "") -> None:
+def write_page(
+    results: AnswerResults,
+    path: Path | str,
+    *,
+    title: str,
+    note: str = "",
+) -> None:
     """Write the page atomically.
 
     Args:

@@ -15,7 +15,9 @@ NUM_COLOURS = 6
 NUM_DASHES = 4
 """Classes `c0` to `c5` and `d0` to `d3` of the style sheet."""
 
+# Of the curves in the picture: on the left numbers have their place, below them the updates.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 340, 10, 162
+
 _MAX_BUCKETS = 200  # of a curve that is thinned: closer than the eye tells
 _MAX_BARS = 72
 _SMOOTHED_SHARE = 1 / 15  # of a curve, that its moving mean looks back on
@@ -42,16 +44,21 @@ class Scale(NamedTuple):
     high: float
 
     size = (348, 196)
-    box = (_LEFT, _RIGHT, _TOP, _BOTTOM)  # of the curves
+    box = (_LEFT, _RIGHT, _TOP, _BOTTOM)
 
     def x(self, value: float) -> float:
         """Return the place of a value of the horizontal axis."""
-        share = 0.5 if self.x1 == self.x0 else (value - self.x0) / (self.x1 - self.x0)
+        # A run of one update has no width: its point lies in the middle.
+        if self.x1 == self.x0:
+            return (_LEFT + _RIGHT) / 2
+        share = (value - self.x0) / (self.x1 - self.x0)
         return _LEFT + share * (_RIGHT - _LEFT)
 
     def y(self, value: float) -> float:
         """Return the place of a value of the vertical axis."""
-        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        clipped = min(max(value, self.low), self.high)
+        share = (clipped - self.low) / (self.high - self.low)
+        # SVG counts downwards.
         return _BOTTOM - share * (_BOTTOM - _TOP)
 
     def points(self, xs: Iterable[float], ys: Iterable[float]) -> str:
@@ -59,18 +66,22 @@ class Scale(NamedTuple):
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in zip(xs, ys, strict=True))
 
     def lines(self, xs: Sequence[float], ys: Sequence[float | None]) -> list[str]:
-        """Return the corners of each stretch without a gap; of a single point twice: round caps make a dot of it."""
+        """Return the corners of each stretch without a gap."""
         lines = []
         pairs = zip(xs, ys, strict=True)
         for is_gap, stretch in groupby(pairs, key=lambda pair: pair[1] is None):
-            if not is_gap:
-                corners = self.points(*zip(*stretch, strict=True))
-                lines.append(corners if " " in corners else f"{corners} {corners}")
+            if is_gap:
+                continue
+            corners = self.points(*zip(*stretch, strict=True))
+            # A line from a point to itself is a dot, as its ends are round; a single corner is nothing.
+            lines.append(corners if " " in corners else f"{corners} {corners}")
         return lines
 
     def x_ticks(self) -> list[float]:
         """Return round numbers of the horizontal axis; updates are whole, so that no tick lies between two of them."""
-        return [x for x in ticks(self.x0, self.x1) if x == int(x)] if self.x1 > self.x0 else [self.x0]
+        if self.x1 == self.x0:
+            return [self.x0]
+        return [x for x in ticks(self.x0, self.x1) if x == int(x)]
 
     def y_ticks(self) -> list[float]:
         """Return round numbers of the vertical axis."""
@@ -91,11 +102,16 @@ class LineChart(NamedTuple):
         """Return what the page's script shows under the pointer: a point is [x, value, moving mean]."""
         curves = []
         for curve in self.curves:
-            points = [list(map(_rounded, point)) for point in zip(curve.xs, curve.ys, curve.means, strict=True)]
+            triples = zip(curve.xs, curve.ys, curve.means, strict=True)
+            points = [list(map(_rounded, triple)) for triple in triples]
             curves.append({"label": curve.label, "style": curve.style, "points": points})
-        scale = self.scale
-        axes = {"x": [scale.x0, scale.x1], "y": [scale.low, scale.high], "box": scale.box, "x_label": self.x_label}
-        return axes | {"curves": curves}
+        return {
+            "x": [self.scale.x0, self.scale.x1],
+            "y": [self.scale.low, self.scale.high],
+            "box": self.scale.box,
+            "x_label": self.x_label,
+            "curves": curves,
+        }
 
 
 class Part(NamedTuple):
@@ -141,7 +157,8 @@ def moving_mean(values: Sequence[float | None]) -> list[float | None]:
 
     m_t = (1 - a) sum_{i <= t} a^(t - i) v_i / (1 - a^(t + 1)) with a = 1 - 2 / (span + 1); None is passed over.
     """
-    decay = 1.0 - 2.0 / (max(1.0, len(values) * _SMOOTHED_SHARE) + 1.0)
+    span = max(1.0, len(values) * _SMOOTHED_SHARE)
+    decay = 1.0 - 2.0 / (span + 1.0)
     total = 0.0
     weight = 0.0
     means = []
@@ -150,24 +167,31 @@ def moving_mean(values: Sequence[float | None]) -> list[float | None]:
             means.append(None)
             continue
         total = decay * total + (1.0 - decay) * value
+        # The weights so far add up to less than 1; without this the first means would be drawn to 0.
         weight = decay * weight + (1.0 - decay)
         means.append(total / weight)
     return means
 
 
 def thinned(values: Sequence[float | None]) -> list[int]:
-    """Return the indices of the values to draw: all of a few hundred, else minimum and maximum of many buckets."""
+    """Return the indices of the values to draw: all of a few hundred, else minimum and maximum of many buckets.
+
+    A mean of each bucket would look calmer than the run was, and every n-th value would miss the one update that
+    matters: the extremes keep the outline of the whole curve.
+    """
     n = len(values)
     if n <= 2 * _MAX_BUCKETS:
         return list(range(n))
     indices = {n - 1}
     for bucket in range(_MAX_BUCKETS):
         span = range(bucket * n // _MAX_BUCKETS, (bucket + 1) * n // _MAX_BUCKETS)
+        measured = [i for i in span if values[i] is not None]
         # A bucket without a value keeps an index all the same: the line is broken there.
-        pairs = [(value, i) for i in span if (value := values[i]) is not None] or [(0.0, span[0])]
-        lowest = min(pairs, key=lambda pair: pair[0])
-        highest = max(pairs, key=lambda pair: pair[0])
-        indices |= {lowest[1], highest[1]}
+        if not measured:
+            indices.add(span[0])
+            continue
+        indices.add(min(measured, key=values.__getitem__))
+        indices.add(max(measured, key=values.__getitem__))
     return sorted(indices)
 
 
@@ -183,6 +207,7 @@ def limits(values: Sequence[float], band: Band | None = None) -> tuple[float, fl
     inner_low, inner_high = ordered[outliers], ordered[-1 - outliers]
     if high - low > 3 * (inner_high - inner_low) > 0:
         low, high = inner_low, inner_high
+    # What is never negative, such as a fraction, gets no room below 0.
     floor = 0.0 if low >= 0.0 else -math.inf
     span = high - low
     # A constant has no range: it is drawn in the middle of one that fits its size.
@@ -202,8 +227,11 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return round numbers within a range, at most about `count`: multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
+    # Rounding of the logarithm and of the quotients must not cost a step or a tick at the edge.
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
-    return [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [step * i for i in range(first, last + 1)]
 
 
 def short(value: float) -> str:
@@ -219,8 +247,10 @@ def short(value: float) -> str:
     if abs(value) >= 1e-3:
         return f"{value:.3g}"
     plain = f"{value:.2g}"
+    if len(plain) <= 6:
+        return plain
     digits, exponent = f"{value:.1e}".split("e")
-    return plain if len(plain) <= 6 else f"{float(digits):g}e{int(exponent)}"
+    return f"{float(digits):g}e{int(exponent)}"
 
 
 def duration(seconds: float) -> str:
@@ -228,14 +258,24 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{short(seconds)} s"
     minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return six digits of a number: more than a reader sees, and a third of the page's bytes."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 # -------------------------------------------------------------------------------------------------------------- charts
 
 
 def line_chart(
-    curves: Sequence[Curve], band: Band | None = None, x_label: str = "update", smooth: bool = True
+    curves: Sequence[Curve],
+    band: Band | None = None,
+    x_label: str = "update",
+    smooth: bool = True,
 ) -> LineChart:
     """Compute curves over the updates, each one as it is and as its moving mean.
 
@@ -247,15 +287,23 @@ def line_chart(
     """
     values = drop_missing(chain.from_iterable(curve.ys for curve in curves))
     spread = chain.from_iterable((*curve.low, *curve.high) for curve in curves)
+    low, high = limits([*values, *spread], band)
     xs = list(chain.from_iterable(curve.xs for curve in curves))
-    scale = Scale(min(xs), max(xs), *limits([*values, *spread], band))
-    beyond = sum(not scale.low <= value <= scale.high for value in values)
-    return LineChart([_thin(curve, smooth) for curve in curves], scale, _band_places(band, scale), x_label, beyond)
+    scale = Scale(min(xs), max(xs), low, high)
+    return LineChart(
+        curves=[_thin(curve, smooth) for curve in curves],
+        scale=scale,
+        band=_band_places(band, scale),
+        x_label=x_label,
+        beyond=sum(not low <= value <= high for value in values),
+    )
 
 
 def _thin(curve: Curve, smooth: bool) -> Curve:
-    """Return a curve of the points to draw. Means are of all values, so they are computed before points go."""
-    columns = curve._replace(means=moving_mean(curve.ys) if smooth else curve.ys)._asdict()
+    """Return a curve of the points to draw."""
+    # Means are of all values, so they are computed before points go.
+    means = moving_mean(curve.ys) if smooth else curve.ys
+    columns = curve._replace(means=means)._asdict()
     indices = thinned(curve.ys)
     for name in ("xs", "ys", "low", "high", "means"):
         if columns[name]:
@@ -267,13 +315,10 @@ def _band_places(band: Band | None, scale: Scale) -> tuple[float, float] | None:
     """Return where a healthy range lies; None where nothing of it is in the picture."""
     if band is None:
         return None
-    bottom = _BOTTOM if band[0] is None else scale.y(band[0])
-    top = _TOP if band[1] is None else scale.y(band[1])
+    low, high = band
+    bottom = _BOTTOM if low is None else scale.y(low)
+    top = _TOP if high is None else scale.y(high)
     return (top, bottom) if top < bottom else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
 
 
 def stacked_bars(xs: Sequence[float], parts: Sequence[Part]) -> BarChart:
@@ -283,14 +328,21 @@ def stacked_bars(xs: Sequence[float], parts: Sequence[Part]) -> BarChart:
         xs: of the bars.
         parts: each with as many values as there are bars.
     """
-    count = min(len(xs), _MAX_BARS)
+    n = len(xs)
+    count = min(n, _MAX_BARS)
     bars = []
     for i in range(count):
-        updates = slice(i * len(xs) // count, (i + 1) * len(xs) // count)
-        heights = [fmean(part.values[updates]) for part in parts]
-        bars.append(Bar(xs[updates][0], xs[updates][-1], heights))
+        first = i * n // count
+        end = (i + 1) * n // count
+        heights = [fmean(part.values[first:end]) for part in parts]
+        bars.append(Bar(xs[first], xs[end - 1], heights))
     totals = sorted(math.fsum(bar.heights) for bar in bars)
     # The first update compiles: its bar is cut, instead of flattening the others.
     typical = totals[int(0.9 * (count - 1))]
     top = min(totals[-1], 1.5 * typical) or 1.0
-    return BarChart(parts, bars, Scale(0, count, 0.0, top), sum(total > top for total in totals))
+    return BarChart(
+        parts=parts,
+        bars=bars,
+        scale=Scale(0, count, 0.0, top),
+        beyond=sum(total > top for total in totals),
+    )

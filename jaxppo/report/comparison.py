@@ -77,6 +77,8 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
         values = [run.settings.get(name, "–") for run in runs]
         if any(value != values[0] for value in values):
             differing[name] = values
+    pairs = zip(labels, runs, strict=True)
+    models = [(label, run.results_after) for label, run in pairs if run.results_after]
     return {
         "title": f"{len(runs)} runs compared",
         "runs": runs,
@@ -85,7 +87,7 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
         "ends": {name: title for name, title in _ENDS.items() if name in metric_names},
         "seconds": [_seconds(run) for run in runs],
         "seeds": _over_seeds(lines),
-        "validity": arrange_validity([(label, run.results_after) for label, run in zip(labels, runs, strict=True)]),
+        "validity": arrange_validity(models),
         "curves": arrange_curves(lines, x),
         "num_settings": len(settings),
         "differing": differing,
@@ -95,6 +97,7 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
 def _labels(runs: Sequence[Run]) -> list[str]:
     """Return the end of each folder's path, as long as needed to distinguish the runs."""
     paths = [run.folder.resolve().parts for run in runs]
+    # Resolved paths differ somewhere, as no folder is given twice.
     length = 1
     while len({path[-length:] for path in paths}) < len(paths):
         length += 1
@@ -123,7 +126,8 @@ def _group_label(group: Sequence[int], labels: Sequence[str]) -> str:
 
 def _seconds(run: Run) -> float:
     """Return how long the updates of a run took; what runs beside another batch's work counts once."""
-    return sum(sum(run.values(name)) for name in _STAGES) - sum(run.values("time/overlap_s"))
+    seconds = sum(sum(run.values(name)) for name in _STAGES)
+    return seconds - sum(run.values("time/overlap_s"))
 
 
 def _different_problems(runs: Sequence[Run]) -> list[str]:
@@ -154,6 +158,7 @@ def _evaluation_setting(run: Run, name: str) -> Any:
 
 def _over_seeds(lines: Sequence[Line]) -> list[list[str]]:
     """Compute mean and standard deviation of the finished runs that differ in nothing but their seed."""
+    # The interval of one run is over problems; how much training itself varies, only seeds tell.
     rows = []
     for line in lines:
         first = line.runs[0]

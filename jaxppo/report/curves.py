@@ -17,7 +17,13 @@ from jaxppo.report.charts import (
 )
 from jaxppo.report.checks import band_text
 from jaxppo.report.run_data import Run
-from jaxppo.run.metrics import GROUPS, Metric, find, outside, prefix_of
+from jaxppo.run.metrics import (
+    GROUPS,
+    Metric,
+    find,
+    outside,
+    prefix_of,
+)
 from jaxppo.run.trends import last_part
 
 _OTHERS = "others"
@@ -76,8 +82,10 @@ class Curves(NamedTuple):
 def panels(runs: Iterable[Run]) -> list[Panel]:
     """Make a panel for every metric of the runs; names of one family share one, except parts of rewards."""
     panels_by_title: dict[str, Panel] = {}
+    # A dictionary, unlike a set, keeps the order of the documentation.
     for name in dict.fromkeys(chain.from_iterable(run.metric_names for run in runs)):
         metric = find(name)
+        # Parts of rewards have units of their own, and would flatten each other in one chart.
         is_member = metric is not None and "<" in metric.name and metric.name != "reward/<part>"
         title = metric.name if is_member else name
         panel = panels_by_title.setdefault(title, Panel(title, [], metric))
@@ -97,22 +105,40 @@ def arrange_curves(lines: Sequence[Line], x: str = "step") -> Curves:
     for panel in panels(chain.from_iterable(line.runs for line in lines)):
         curves = _curves(panel, lines, x)
         values = set(drop_missing(chain.from_iterable(curve.ys for curve in curves)))
-        if len(values) == 1 and not panel.rank and any(len(curve.ys) > 1 for curve in curves):
+        # A flat line says nothing that a number does not. An essential chart is kept: readers look for it.
+        has_course = any(len(curve.ys) > 1 for curve in curves)
+        if len(values) == 1 and has_course and not panel.rank:
             constants.append((panel.title, values.pop()))
         elif values:
             figures.append(_figure(len(figures), panel, curves, lines, x))
-    essential = sorted((figure for figure in figures if figure.panel.rank), key=lambda figure: figure.panel.rank)
-    if not any(figure.panel.prefix == "objective" for figure in essential):  # of sft and of reward models
+    ranked = [figure for figure in figures if figure.panel.rank]
+    essential = sorted(ranked, key=lambda figure: figure.panel.rank)
+    # `sft` and `reward_model` have no objective: what they log at all is what matters.
+    if not any(figure.panel.prefix == "objective" for figure in essential):
         essential = [figure for figure in figures if figure.panel.prefix in ("", "eval")]
-    legend = [(line.label, _style(i, 0, lines)) for i, line in enumerate(lines)] if len(lines) > 1 else []
+    legend = []
+    if len(lines) > 1:
+        legend = [(line.label, _style(i, 0, lines)) for i, line in enumerate(lines)]
     return Curves(lines, legend, figures, essential, constants)
 
 
-def _figure(number: int, panel: Panel, curves: Sequence[Curve], lines: Sequence[Line], x: str) -> Figure:
+def _figure(
+    number: int,
+    panel: Panel,
+    curves: Sequence[Curve],
+    lines: Sequence[Line],
+    x: str,
+) -> Figure:
     # Settings may ask for something else than the usual range: it is shown where all runs have the same one.
     runs = chain.from_iterable(line.runs for line in lines)
     bands = {run.band(panel.names[0]) for run in runs}
     band = bands.pop() if len(bands) == 1 else None
+    chart = line_chart(
+        curves,
+        band,
+        x_label="update" if x == "step" else "episode",
+        smooth=panel.title not in _SCHEDULES,
+    )
     ends = [fmean(last_part(drop_missing(curve.ys))) for curve in curves]
     members = []
     if len(panel.names) > 1:
@@ -123,7 +149,7 @@ def _figure(number: int, panel: Panel, curves: Sequence[Curve], lines: Sequence[
         number=number,
         panel=panel,
         group=panel.prefix if panel.prefix in GROUPS else _OTHERS,
-        chart=line_chart(curves, band, "update" if x == "step" else "episode", panel.title not in _SCHEDULES),
+        chart=chart,
         band=band_text(band) if band is not None else "",
         outside=sorted({outside(end, band) for end in ends} - {""}),
         end=short(ends[0]) if len(ends) == 1 else "",
@@ -133,10 +159,10 @@ def _figure(number: int, panel: Panel, curves: Sequence[Curve], lines: Sequence[
 
 def _style(line: int, member: int, lines: Sequence[Line]) -> str:
     """Return the classes of a curve: a colour per line, dashes per member; with one line a colour per member."""
-    colour = member if len(lines) == 1 else line
     # When the colours are used up, dashes tell those of the next round apart.
-    dashes = colour // NUM_COLOURS + (0 if len(lines) == 1 else member)
-    return style_classes(colour, dashes)
+    if len(lines) == 1:
+        return style_classes(member, member // NUM_COLOURS)
+    return style_classes(line, member + line // NUM_COLOURS)
 
 
 def _curves(panel: Panel, lines: Sequence[Line], x: str) -> list[Curve]:
@@ -144,13 +170,15 @@ def _curves(panel: Panel, lines: Sequence[Line], x: str) -> list[Curve]:
     curves = []
     for number, line in enumerate(lines):
         for place, name in enumerate(panel.names):
-            line_label = line.label if len(lines) > 1 else ""
-            member_label = _member_label(name, panel) if len(panel.names) > 1 else ""
-            curve = _curve(line.runs, name, x)._replace(
-                label=f"{line_label} {member_label}".strip(), style=_style(number, place, lines)
-            )
-            if any(y is not None for y in curve.ys):
-                curves.append(curve)
+            curve = _curve(line.runs, name, x)
+            if not drop_missing(curve.ys):
+                continue
+            labels = []
+            if len(lines) > 1:
+                labels.append(line.label)
+            if len(panel.names) > 1:
+                labels.append(_member_label(name, panel))
+            curves.append(curve._replace(label=" ".join(labels), style=_style(number, place, lines)))
     return curves
 
 
@@ -159,16 +187,23 @@ def _curve(runs: Sequence[Run], name: str, x: str) -> Curve:
     if len(runs) == 1:
         points = runs[0].curve(name, x)
         return Curve([place for place, _ in points], [value for _, value in points])
+    # Seeds stop at different updates, and some log a metric more rarely: each x has the values of those that are there.
     values_by_x: dict[float, list[float]] = {}
     for place, value in chain.from_iterable(run.curve(name, x) for run in runs):
         if value is not None:
             values_by_x.setdefault(place, []).append(value)
     xs = sorted(values_by_x)
-    means = [fmean(values_by_x[place]) for place in xs]
-    # Where one run alone got so far there is no spread.
-    spreads = [stdev(values_by_x[place]) if len(values_by_x[place]) > 1 else 0.0 for place in xs]
-    low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
-    high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+    means = []
+    low = []
+    high = []
+    for place in xs:
+        values = values_by_x[place]
+        mean = fmean(values)
+        # Where one run alone got so far there is no spread.
+        spread = stdev(values) if len(values) > 1 else 0.0
+        means.append(mean)
+        low.append(mean - spread)
+        high.append(mean + spread)
     return Curve(xs, means, low=low, high=high)
 
 

@@ -72,7 +72,11 @@ def plot_run(folder: Path, evals: Mapping[str, Any]) -> None:
     plot_curves(read_metrics(folder / METRICS_FILE), evals, folder / CURVES_FILE)
 
 
-def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def plot_curves(
+    metrics: Sequence[Mapping[str, Any]],
+    evals: Mapping[str, Any],
+    path: str | os.PathLike[str],
+) -> None:
     """Draw the curves of a run and its validity before and after as one picture of 1280 x 840 pixels.
 
     Args:
@@ -92,7 +96,8 @@ def plot_curves(metrics: Sequence[Mapping[str, Any]], evals: Mapping[str, Any], 
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12.8, 8.4), dpi=100, layout="constrained")
         *curve_axes, evaluation_axes = figure.subplots(2, 2).flat
-        for axes, panel in zip(curve_axes, (_REWARD, _KL, _UPDATES if has_updates else _LENGTH), strict=True):
+        panels = (_REWARD, _KL, _UPDATES if has_updates else _LENGTH)
+        for axes, panel in zip(curve_axes, panels, strict=True):
             _draw_curves(axes, panel, metrics)
         _draw_evaluation(evaluation_axes, evals)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +123,9 @@ def _draw_curves(axes: Any, panel: _Panel, metrics: Sequence[Mapping[str, Any]])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     if panel.bounds is not None:
         low, high = axes.get_ylim()
-        axes.set_ylim(max(low, panel.bounds[0]), min(high, panel.bounds[1]))
+        lowest, highest = panel.bounds
+        axes.set_ylim(max(low, lowest), min(high, highest))
+    # Two lines are one curve, which the title names.
     if len(axes.lines) > 2:
         axes.legend()
 
@@ -142,17 +149,26 @@ def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
     if not splits:
         _draw_nothing(axes)
         return
+    # Bars of a split stand next to each other, with room between splits.
     width = 0.76 / len(moments)
     for number, name in enumerate(moments):
         offset = (number - (len(moments) - 1) / 2) * width
         evaluated = [split for split in splits if split in evals[name]]
         places = [list(splits).index(split) + offset for split in evaluated]
-        values, below, above, texts = zip(*(_bar(evals[name][split]) for split in evaluated), strict=True)
+        rows = [_bar(evals[name][split]) for split in evaluated]
+        values, below, above, texts = zip(*rows, strict=True)
         bars = axes.bar(
-            places, values, width * 0.92, yerr=(below, above), color=_COLOURS[name], label=name, error_kw=_ERROR_BARS
+            places,
+            values,
+            width * 0.92,
+            yerr=(below, above),
+            color=_COLOURS[name],
+            label=name,
+            error_kw=_ERROR_BARS,
         )
         axes.bar_label(bars, texts, padding=4, fontsize=10)
-    axes.set_xticks(range(len(splits)), [_split_label(split, result, evals) for split, result in splits.items()])
+    labels = [_split_label(split, result, evals) for split, result in splits.items()]
+    axes.set_xticks(range(len(splits)), labels)
     axes.set_xlim(-0.6, len(splits) - 0.4)
     axes.grid(axis="x", visible=False)
     axes.legend(loc="upper right", ncols=len(moments), borderaxespad=0)

@@ -40,6 +40,7 @@ def pick_samples(judged: Sequence[JudgedRow], count: int = 24) -> list[dict[str,
         for prediction in row.predictions:
             kind = (row.row["split"], row.row["domain"], prediction.outcome.verdict.error)
             kinds.setdefault(kind, []).append((row, prediction))
+    # In turn one of each kind: hundreds of one failure must not hide the only one of another.
     turns = chain.from_iterable(zip_longest(*kinds.values()))
     return [page_sample(*pair) for pair in islice(filter(None, turns), count)]
 
@@ -70,6 +71,7 @@ def _trace(row: JudgedRow, judged: JudgedPrediction) -> tuple[dict[str, Any] | N
         states = trace(problem, actions[:_MAX_STEPS])
     except UnsupportedPddlError as error:
         return None, f"The states are not shown: {sanitize(str(error), 300)}"
+    # What VAL or the parser says of the text is not in the states; the reader must know.
     note = ""
     if judged.outcome.verdict.error is PlanError.SYNTAX:
         note = f"The text cannot be read as a plan after step {len(actions)}: the plan counts as failed."
@@ -135,7 +137,10 @@ def write_page(
         comparison: from `comparison.compare_splits(other, model)`.
         note: below the heading, for instance how the predictions were made.
     """
-    models = [(other_label, other), (label, results)] if other else [(label, results)]
+    models = [(label, results)]
+    if other:
+        models.insert(0, (other_label, other))
+    tests = dict.fromkeys(TESTS[result["test"]] for result in (comparison or {}).values())
     pages.write_page(
         path,
         "evaluation.html",
@@ -145,6 +150,6 @@ def write_page(
         other_label=other_label,
         sections=arrange_plans(models),
         comparison=comparison,
-        tests=list(dict.fromkeys(TESTS[result["test"]] for result in (comparison or {}).values())),
+        tests=list(tests),
         samples=samples,
     )

@@ -88,20 +88,30 @@ def arrange_validity(models: Models) -> Validity:
     charts: dict[str, RateChart] = {}
     for number, (label, results) in enumerate(models):
         for place, split in enumerate(splits):
-            name, style = split, style_classes(place, 0)
+            name = split
+            style = style_classes(place, 0)
             if len(models) > 1:
-                name, style = f"{label}, {split}", style_classes(number, place)
-            for domain, cell in results.get(split, {}).get("domains", {}).items():
+                name = f"{label}, {split}"
+                style = style_classes(number, place)
+            # Results of other rewards, and of early versions, have no domains.
+            domains = results.get(split, {}).get("domains", {})
+            for domain, cell in domains.items():
                 chart = charts.setdefault(domain, RateChart([], []))
-                rates = {length: measures["validity"] for length, measures in cell["bins"].items()}
+                bins = cell.get("bins", {})
+                rates = {length: measures["validity"] for length, measures in bins.items()}
                 if rates:
                     chart.series.append(Series(name, rates, style))
     for chart in charts.values():
         bins = set(chain.from_iterable(series.rates for series in chart.series))
-        chart.bins.extend(sorted(bins, key=lambda length: int(length.rstrip("+").split("-")[0])))
+        chart.bins.extend(sorted(bins, key=_first_length))
     if len(models) == 1:
         return Validity(charts, coloured=splits, dashed=[])
     return Validity(charts, coloured=[label for label, _ in models], dashed=splits)
+
+
+def _first_length(label: str) -> int:
+    """Return where a bin begins: `5-8`, or `129+`."""
+    return int(label.rstrip("+").split("-")[0])
 
 
 def measured_names(cells: Iterable[Mapping[str, Any]]) -> set[str]:
@@ -135,10 +145,12 @@ def _summary(models: Models) -> Table:
     rows = []
     for split in _splits(models):
         for name, label, cell in _split_and_domains(models, split):
-            values = [cell[key] for key in columns.values()] + [cell["pass_at_k"].get(k) for k in powers]
+            values = [cell[key] for key in columns.values()]
+            values += [cell["pass_at_k"].get(k) for k in powers]
             if powers:
                 values.append(cell["distinct_valid_plans"])
             rows.append([name, label, cell["rows"], *values])
+    # The rows of a single model need not name it.
     if len(models) == 1:
         heads.remove("model")
         for row in rows:
@@ -151,9 +163,10 @@ def _split_and_domains(models: Models, split: str) -> list[tuple[str, str, Mappi
     cells = [(label, results[split]) for label, results in models if split in results]
     rows = [(split, label, cell) for label, cell in cells]
     domains = sorted(set(chain.from_iterable(cell["domains"] for _, cell in cells)))
+    # The row of a single domain would say the same as that of the split.
     if len(domains) > 1:
         for domain in domains:
-            rows += [
-                (f"· {domain}", label, cell["domains"][domain]) for label, cell in cells if domain in cell["domains"]
-            ]
+            for label, cell in cells:
+                if domain in cell["domains"]:
+                    rows.append((f"· {domain}", label, cell["domains"][domain]))
     return rows

@@ -8,9 +8,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jaxppo.config import EvaluateConfig, RewardModelConfig, SelfTrainConfig, SFTConfig, TrainConfig
+from jaxppo.config import (
+    EvaluateConfig,
+    RewardModelConfig,
+    SelfTrainConfig,
+    SFTConfig,
+    TrainConfig,
+)
 from jaxppo.config.gone import renewed
-from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, fields_of, flatten, plain_values, preset_values, read_yaml
+from jaxppo.config.sources import (
+    CALL_ONLY,
+    CONFIG_FILE,
+    fields_of,
+    flatten,
+    plain_values,
+    preset_values,
+    read_yaml,
+)
 from jaxppo.errors import DataError
 from jaxppo.run.folder import EVAL_FILE, METRICS_FILE, read_json
 from jaxppo.run.jsonl import read_metrics
@@ -79,8 +93,9 @@ class Run:
     @property
     def method(self) -> str:
         """Return the name of the algorithm."""
-        names = {"self_train": "self-training", "sft": "SFT", "reward_model": "reward model"}
-        return names.get(self.command) or str(self.settings["algorithm"]).upper()
+        if self.command == "train":
+            return str(self.settings["algorithm"]).upper()
+        return {"self_train": "self-training", "sft": "SFT", "reward_model": "reward model"}[self.command]
 
     @property
     def changed(self) -> list[str]:
@@ -105,13 +120,16 @@ class Run:
         if self.command == "self_train":
             return int(self.settings["num_rounds"])
         episodes = self.settings.get("total_episodes")
-        return None if episodes is None else math.ceil(int(episodes) / int(self.settings["batch_size"]))
+        if episodes is None:
+            return None
+        return math.ceil(int(episodes) / int(self.settings["batch_size"]))
 
     @property
     def metric_names(self) -> list[str]:
         """Return the metrics of its records, in the order of the documentation, then unknown ones."""
         logged = set(chain.from_iterable(self.records)) - set(COUNTERS)
         documented = [metric.name for metric in METRICS if metric.name in logged]
+        # A record may have a metric under TRL 0.11's name as well: one chart is enough.
         return documented + sorted(logged - set(documented) - _OLD_NAMES)
 
     def values(self, name: str) -> list[float]:
@@ -125,19 +143,23 @@ class Run:
 
     def curve(self, name: str, x: str = "step") -> list[tuple[float, float | None]]:
         """Return a metric in the records that have it, None where it is null, each over `step` or `episode`."""
-        return [(number(record.get(x)) or 0.0, number(record[name])) for record in self.records if name in record]
+        records = [record for record in self.records if name in record]
+        return [(number(record.get(x)) or 0.0, number(record[name])) for record in records]
 
     def band(self, name: str) -> Band | None:
         """Return the healthy range of a metric; None where there is none, or where settings ask for something else."""
-        cut_on_purpose = self.settings.get("stop_token") == "none" or self.settings.get("output_min_length") is not None
-        if name == "completions/clipped_ratio" and cut_on_purpose:
+        # Completions without a stop token, or of a drawn length, are cut on purpose.
+        has_no_end = self.settings.get("stop_token") == "none"
+        has_drawn_length = self.settings.get("output_min_length") is not None
+        if name == "completions/clipped_ratio" and (has_no_end or has_drawn_length):
             return None
         metric = find(name)
         if metric is None or metric.band is None:
             return None
         # Where an update is a single step on fresh samples, the policy is still the one that sampled: no KL is fine.
         steps = [self.settings.get(setting) for setting in ("num_ppo_epochs", "num_mini_batches")]
-        if name == "policy/approxkl_avg" and steps == [1, 1] and not self.settings.get("async_rollouts"):
+        is_on_policy = steps == [1, 1] and not self.settings.get("async_rollouts")
+        if name == "policy/approxkl_avg" and is_on_policy:
             return None, metric.band[1]
         return metric.band
 
@@ -159,8 +181,9 @@ class Run:
     @property
     def headline_results(self) -> list[Any]:
         """Return the headline measure before and after training; None where it was not evaluated."""
+        split = self.headline_split or ""
         moments = (self.results_before, self.results_after)
-        return [results.get(self.headline_split or "", {}).get(self.headline or "") for results in moments]
+        return [results.get(split, {}).get(self.headline or "") for results in moments]
 
 
 def number(value: Any) -> float | None:
@@ -171,7 +194,9 @@ def number(value: Any) -> float | None:
 
 def plain_number(measured: Any) -> float | None:
     """Return a measured value without its interval."""
-    return number(measured.get("rate", measured.get("mean")) if isinstance(measured, dict) else measured)
+    if isinstance(measured, dict):
+        measured = measured.get("rate", measured.get("mean"))
+    return number(measured)
 
 
 def read_run(folder: Path | str) -> Run:
@@ -191,13 +216,16 @@ def read_run(folder: Path | str) -> Run:
     command = max(_COMMANDS, key=lambda name: _fit(values, _COMMANDS[name]))
     if command == "evaluate":
         raise DataError(f"runs: expected {_FOLDERS}, got the evaluation {folder}")
-    config = _COMMANDS[command]()
-    plain = {name: value for name, value in plain_values(flatten(config)).items() if name not in CALL_ONLY}
+    # Settings that a run does not save, or that are newer than it, have the values of today.
+    plain = plain_values(flatten(_COMMANDS[command]()))
+    for name in CALL_ONLY:
+        plain.pop(name, None)
     metrics = folder / METRICS_FILE
     records = read_metrics(metrics) if metrics.exists() else []
     evals = read_json(folder / EVAL_FILE)
+    # `sft` writes the splits alone, once it is done.
     if evals and not {"before", "after"} & evals.keys():
-        evals = {"after": evals}  # `sft` writes the splits alone, once it is done
+        evals = {"after": evals}
     results_before = evals.get("before", {})
     results_after = evals.get("after", {})
     first_split = next(iter(results_after or results_before), None)
@@ -222,6 +250,7 @@ def _fit(values: Mapping[str, Any], config_class: Any) -> int:
 
 def _command_line(path: Path) -> str | None:
     """Return the command in the comment at the top of a configuration."""
-    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("#"), lines)
     text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in comment)
     return text.removeprefix("command: ") if text.startswith("command: ") else None

@@ -14,8 +14,22 @@ from jaxppo.report import pages
 from jaxppo.report.charts import BarChart, Part, short, stacked_bars
 from jaxppo.report.checks import concerns
 from jaxppo.report.curves import Line, arrange_curves, panels
-from jaxppo.report.plan_sections import OUTCOMES, Models, Table, arrange_plans, in_order, measured_names
-from jaxppo.report.run_data import MEASURES, RATES, Run, number, plain_number, read_run
+from jaxppo.report.plan_sections import (
+    OUTCOMES,
+    Models,
+    Table,
+    arrange_plans,
+    in_order,
+    measured_names,
+)
+from jaxppo.report.run_data import (
+    MEASURES,
+    RATES,
+    Run,
+    number,
+    plain_number,
+    read_run,
+)
 from jaxppo.report.samples import Samples, read_samples, spread_evenly
 from jaxppo.run.console import Console
 from jaxppo.run.folder import SAMPLES_FILE
@@ -118,7 +132,9 @@ def _content(run: Run, samples: Samples) -> dict[str, Any]:
 
 def _cards(run: Run) -> list[Card]:
     """Return a card for every split with its result before and after; without an evaluation one of the reward."""
-    splits = sorted(run.results_after or run.results_before, key=lambda split: split != run.headline_split)
+    results = run.results_after or run.results_before
+    # The headline is first; sorting keeps the order of the others.
+    splits = sorted(results, key=lambda split: split != run.headline_split)
     cards = []
     for split in splits[:_MAX_CARDS]:
         measure = run.measure(split)
@@ -137,26 +153,29 @@ def _cards(run: Run) -> list[Card]:
 
 def _before_and_after(run: Run, split: str, measure: str) -> tuple[str, list[Any]]:
     """Return in words when the split was measured, and the results: before, and after or in the last evaluation."""
-    before_training, after_training = (
-        results.get(split, {}).get(measure) for results in (run.results_before, run.results_after)
-    )
+    before_training = run.results_before.get(split, {}).get(measure)
+    after_training = run.results_after.get(split, {}).get(measure)
     if run.results_after and before_training is None:
         return "after training", [after_training]
     if run.results_after:
         return "before and after training", [before_training, after_training]
+    # A run that goes on, or that was stopped, has the evaluations of `--eval_steps`.
     logged = "mean_reward" if measure == "reward" else measure
-    evaluations = [(step, value) for step, value in run.curve(f"eval/{split}/{logged}") if value is not None]
+    points = run.curve(f"eval/{split}/{logged}")
+    evaluations = [(step, value) for step, value in points if value is not None]
     if not evaluations:
         return "before training", [before_training]
     step, latest = evaluations[-1]
-    # Records have the number alone: what is shown next to a result with an interval is of the same kind, without one.
-    kind = "rate" if measure in RATES else "mean"
-    is_interval = measure in RATES or measure == "reward"
-    result = {kind: latest, "low": None, "high": None} if is_interval else latest
-    return f"before training and at update {step:.0f}", [before_training, result]
+    # Records have the number alone: next to a result with an interval it is of the same kind, without one.
+    if measure in RATES:
+        latest = {"rate": latest, "low": None, "high": None}
+    elif measure == "reward":
+        latest = {"mean": latest, "low": None, "high": None}
+    return f"before training and at update {step:.0f}", [before_training, latest]
 
 
 def _gain(values: Sequence[Any]) -> str:
+    """Return in words how much the second result is above the first."""
     if len(values) < 2:
         return ""
     first, last = map(plain_number, values)
@@ -188,7 +207,9 @@ def _reward_parts(run: Run) -> dict[str, list[float]]:
     """Return each reward function and its parts: at first, at last, the lowest and the highest; [] without a number."""
     parts = {}
     for panel in panels([run]):
-        for name in panel.names if panel.prefix in ("reward", "rewards") else ():
+        if panel.prefix not in ("reward", "rewards"):
+            continue
+        for name in panel.names:
             values = run.values(name)
             parts[name] = [*_first_and_last_tenth(values), min(values), max(values)] if values else []
     return parts
@@ -226,5 +247,10 @@ def _times(run: Run) -> BarChart | None:
         if "time/reward_s" in seconds and name in seconds:
             pairs = zip(seconds["time/reward_s"], seconds[name], strict=True)
             seconds["time/reward_s"] = [max(0.0, reward - elsewhere) for reward, elsewhere in pairs]
-    parts = [Part(label, seconds[name], style) for name, (label, style) in _STAGES.items() if name in seconds]
-    return stacked_bars([record["step"] for record in run.records], parts) if parts else None
+    parts = []
+    for name, (label, style) in _STAGES.items():
+        if name in seconds:
+            parts.append(Part(label, seconds[name], style))
+    if not parts:
+        return None
+    return stacked_bars([record["step"] for record in run.records], parts)

@@ -35,40 +35,52 @@ class Samples(NamedTuple):
 
 
 def read_samples(path: Path) -> Samples:
-    """Choose from a `samples.jsonl` of any length, in two passes; a missing file has no samples.
+    """Choose from a `samples.jsonl` of any length; a missing file has no samples.
 
     Raises:
         DataError: a line is not a JSON object.
     """
     if not path.exists():
         return Samples([], {}, 0, 0)
+    # Two passes: the first one keeps names alone, so that a file of gigabytes needs little memory.
     ids: dict[int, list[str]] = defaultdict(list)
     outcomes: dict[int, Counter[str]] = defaultdict(Counter)
     for step, record in _steps(path):
         ids[step].append(str(record.get("id", "")))
         verdict = record.get("verdict")
+        if not isinstance(verdict, str):
+            continue
         # `plan.describe` begins a verdict with why the plan is not valid; verdicts of other rewards are not counted.
-        reason = verdict.split(":")[0].split(" at step")[0] if isinstance(verdict, str) else ""
+        reason = verdict.split(":")[0].split(" at step")[0]
         if reason in _OUTCOMES:
             outcomes[step][_OUTCOMES[reason]] += 1
-    counts = {step: dict(outcomes[step]) for step in sorted(outcomes)}
-    return Samples(_read_chosen(path, _choose(ids)), counts, sum(map(len, ids.values())), len(ids))
+    return Samples(
+        updates=_read_chosen(path, _choose(ids)),
+        outcomes={step: dict(outcomes[step]) for step in sorted(outcomes)},
+        total=sum(map(len, ids.values())),
+        total_updates=len(ids),
+    )
 
 
 def spread_evenly(steps: Sequence[int], count: int) -> Sequence[int]:
     """Return `count` of the steps, evenly spaced with the first and the last one; all where there are fewer."""
     if len(steps) <= count:
         return steps
-    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
+    stride = (len(steps) - 1) / (count - 1)
+    return [steps[round(i * stride)] for i in range(count)]
 
 
 def _steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    return ((record["step"], record) for record in iter_records(path) if isinstance(record.get("step"), int))
+    for record in iter_records(path):
+        step = record.get("step")
+        if isinstance(step, int):
+            yield step, record
 
 
 def _choose(ids: Mapping[int, Sequence[str]]) -> dict[int, set[int]]:
     """Return {step: indices of its samples to show}: updates evenly spaced, prompts of several updates first."""
     steps = spread_evenly(sorted(ids), _MAX_UPDATES)
+    # A prompt that comes again shows what training has changed, so those of most updates are first.
     num_updates: Counter[str] = Counter()
     for step in steps:
         num_updates.update(set(ids[step]))
@@ -81,6 +93,7 @@ def _choose(ids: Mapping[int, Sequence[str]]) -> dict[int, set[int]]:
 
 
 def _read_chosen(path: Path, chosen: Mapping[int, set[int]]) -> list[dict[str, Any]]:
+    """Return the chosen samples of each update, as many of them as fit; one fits always."""
     updates: dict[int, list[dict[str, Any]]] = {step: [] for step in chosen}
     # Each update has an equal part of the page, so that long texts of early ones leave room for the last.
     budgets = dict.fromkeys(chosen, _MAX_TOTAL_CHARACTERS // max(1, len(chosen)))
@@ -97,15 +110,21 @@ def _read_chosen(path: Path, chosen: Mapping[int, set[int]]) -> list[dict[str, A
 
 def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record as the page shows it, its texts sanitized."""
-    columns = {name: "" if record.get(name) is None else str(record[name]) for name in _COLUMNS}
+    verdict = record.get("verdict")
+    extras = {name: value for name, value in record.items() if name not in _COLUMNS}
     return {
         "id": sanitize(str(record.get("id", "")), 200),
-        "prompt": clean_lines(columns["prompt"], _MAX_CHARACTERS),
-        "completion": clean_lines(columns["completion"], _MAX_CHARACTERS),
+        "prompt": _text(record.get("prompt")),
+        "completion": _text(record.get("completion")),
         "score": number(record.get("score")),
-        "verdict": sanitize(columns["verdict"], 400),
-        "more": {sanitize(str(name), 80): _value(value) for name, value in record.items() if name not in _COLUMNS},
+        "verdict": "" if verdict is None else sanitize(str(verdict), 400),
+        # Columns of other rewards and of `log_extra`.
+        "more": {sanitize(str(name), 80): _value(value) for name, value in extras.items()},
     }
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else clean_lines(str(value), _MAX_CHARACTERS)
 
 
 def _value(value: Any) -> str:
