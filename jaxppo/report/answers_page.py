@@ -37,6 +37,7 @@ def write_page(
         title: heading.
         note: below the heading.
     """
+    # `eval.json` has the same content: the page arranges it, and computes nothing anew.
     content = results.content
     rows = []
     rates: dict[str, dict[str, Any]] = {}

@@ -24,6 +24,7 @@ class Concern(NamedTuple):
 
 def concerns(run: Run) -> list[Concern]:
     """Return all that looks wrong in a run, what matters most first; empty where nothing does, or nothing is known."""
+    # First what broke single updates, then the result itself; the course of a metric may only explain these.
     alarms = []
     courses = []
     for name in run.metric_names:
@@ -82,8 +83,11 @@ def _sentence(advice: str | None) -> str:
 def _result(run: Run) -> Iterator[Concern]:
     """Find an evaluation after training that is worse than the one before."""
     before_training, after_training = run.headline_results
-    has_intervals = isinstance(before_training, dict) and isinstance(after_training, dict)
-    if not has_intervals or run.headline == "loss" or None in (before_training["low"], after_training["high"]):
+    # A loss is better where it is lower, and has no interval.
+    if run.headline == "loss" or not isinstance(before_training, dict) or not isinstance(after_training, dict):
+        return
+    # Of a single row there is no interval.
+    if before_training["low"] is None or after_training["high"] is None:
         return
     if after_training["high"] < before_training["low"]:
         yield Concern(

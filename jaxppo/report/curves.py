@@ -100,6 +100,8 @@ def arrange_curves(lines: Sequence[Line], x: str = "step") -> Curves:
         lines: one for each colour, drawn over each other.
         x: `step`, or `episode` where batches are not of one size.
     """
+    # With one run, each member of a family has a colour. With several, each run has one: who compares runs looks for a
+    # run in every chart, so that its colour must be the same everywhere, and dashes are left for the members.
     figures: list[Figure] = []
     constants = []
     for panel in panels(chain.from_iterable(line.runs for line in lines)):
@@ -148,6 +150,7 @@ def _figure(
     return Figure(
         number=number,
         panel=panel,
+        # Names of a user's own reward function may have any prefix.
         group=panel.prefix if panel.prefix in GROUPS else _OTHERS,
         chart=chart,
         band=band_text(band) if band is not None else "",

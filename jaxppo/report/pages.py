@@ -31,8 +31,11 @@ def write_page(path: Path | str, template: str, **content: Any) -> None:
         content: what the template prints. Text is escaped, and characters that could deceive a reader become visible.
     """
     environment = _environment()
-    style, script = (_source(environment, f"page.{kind}") for kind in ("css", "js"))
-    write_atomically(path, environment.get_template(template).render(content, style=style, script=script))
+    # All kinds of pages share them, which costs a page about 10 KB of what it does not need.
+    style = _source(environment, "page.css")
+    script = _source(environment, "page.js")
+    page = environment.get_template(template).render(content, style=style, script=script)
+    write_atomically(path, page)
 
 
 def clean_lines(text: str, limit: int = _MAX_CHARACTERS) -> str:
@@ -45,22 +48,35 @@ def clean_lines(text: str, limit: int = _MAX_CHARACTERS) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
+    # Everything that a template prints goes through `finalize` and is then escaped, with no filter that somebody could
+    # forget: completions, file names and names of metrics are all text of others. What is HTML says `safe`, and that is
+    # the style sheet, the script, and lists of numbers.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxppo.report"),
         autoescape=True,
-        undefined=jinja2.StrictUndefined,
         finalize=_printable,
+        # A name that does not exist is an error, and not an empty place on the page.
+        undefined=jinja2.StrictUndefined,
+        # Lines of statements leave no empty lines.
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "interval_text": interval_text, "median_high": median_high}
-    environment.filters |= {"px": "{:.1f}".format, "quote": _quote, "sha256": _sha256, "short": short}
+    environment.filters |= {
+        "duration": duration,
+        "interval_text": interval_text,
+        "median_high": median_high,
+        "px": "{:.1f}".format,
+        "quote": _quote,
+        "sha256": _sha256,
+        "short": short,
+    }
     # JSON has no NaN, and one in the data would stop the page's script: better no page than one that looks fine.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment
 
 
 def _source(environment: jinja2.Environment, name: str) -> str:
+    # As it is: braces of CSS and JavaScript are not those of a template.
     assert environment.loader is not None
     text, _, _ = environment.loader.get_source(environment, name)
     return text
@@ -78,4 +94,5 @@ def _quote(path: Path) -> str:
 
 def _sha256(text: str) -> str:
     """Return the hash by which a Content-Security-Policy allows one style sheet or script."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

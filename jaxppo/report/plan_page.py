@@ -47,6 +47,7 @@ def pick_samples(judged: Sequence[JudgedRow], count: int = 24) -> list[dict[str,
 
 def page_sample(row: JudgedRow, judged: JudgedPrediction) -> dict[str, Any]:
     """Return one prediction as the page shows it, with its plan carried out step by step."""
+    # Texts are sanitized here, as the page's script puts them in after the template.
     verdict = judged.outcome.verdict
     error = "valid" if verdict.error is None else verdict.error.value.replace("_", " ")
     shortest = min(row.references, key=len, default=())

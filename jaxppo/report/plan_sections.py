@@ -84,6 +84,7 @@ def arrange_plans(models: Models) -> PlanSections:
 
 def arrange_validity(models: Models) -> Validity:
     """Arrange valid plans by length: one model has a colour per split, several a colour each, and dashes per split."""
+    # All models have the splits in one order, so that dashes mean the same split everywhere.
     splits = _splits(models)
     charts: dict[str, RateChart] = {}
     for number, (label, results) in enumerate(models):

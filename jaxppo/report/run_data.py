@@ -188,8 +188,9 @@ class Run:
 
 def number(value: Any) -> float | None:
     """Return a finite number, or None for anything else."""
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if is_number else None
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def plain_number(measured: Any) -> float | None:
@@ -244,8 +245,11 @@ def read_run(folder: Path | str) -> Run:
 
 def _fit(values: Mapping[str, Any], config_class: Any) -> int:
     """Count how well settings fit a command: those that both have, less those that only one has."""
+    # Commands share most settings: what only one of the two has must count against it.
     names = flatten(config_class()).keys() - set(CALL_ONLY)
-    return len(names & values.keys()) - len(names ^ values.keys())
+    shared = names & values.keys()
+    different = names ^ values.keys()
+    return len(shared) - len(different)
 
 
 def _command_line(path: Path) -> str | None:

@@ -72,6 +72,7 @@ def reported(folder: Path, console: Console) -> Iterator[None]:
 
 
 def _write_or_warn(folder: Path, console: Console) -> None:
+    # Several processes share the folder of a run; the first one alone writes into it.
     if not processes.is_first():
         return
     try:
@@ -107,6 +108,7 @@ def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
 def _content(run: Run, samples: Samples) -> dict[str, Any]:
     moments = (("before", run.results_before), ("after", run.results_after))
     models = [(moment, results) for moment, results in moments if results]
+    # Only results of plans have charts of their own; those of early versions lack measures that these need.
     cells = list(chain.from_iterable(results.values() for _, results in models))
     are_plans = bool(cells) and all(cell.keys() >= _PLAN_MEASURES for cell in cells)
     return {
