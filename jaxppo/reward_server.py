@@ -35,40 +35,37 @@ from jaxppo.run import cli
 from jaxppo.run.console import sanitize
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
-BODY_TIMEOUT_S = 60.0
-"""Longest time that a client may take to send a request, or to read on in an answer."""
-
-LOOK_AGAIN_S = 1.0
-"""How often it is asked whether the client of a waiting request is still there."""
-
-HEADER_TIMEOUT_S = 10.0
-"""Longest time that a connection may take for the headers of a request, the first or another one."""
+CLIENT_TIMEOUT_S = 60
+"""Longest time that a client may take to send a request, or to go on with its headers or with reading an answer."""
 
 MAX_CONNECTIONS = 256
-"""Connections at a time; a further one is closed at once."""
+"""Connections at a time; a request on a further one is answered 503."""
 
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20
 """Longest time that requests get to be finished after SIGTERM or Ctrl-C."""
 
 _log = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
-    """A request that is answered with an error.
+    """A request that is answered with an error; its attributes have the names of starlette's `HTTPException`.
 
     Args:
-        status: HTTP status.
-        message: what the client is told.
+        status_code: HTTP status.
+        detail: what the client reads.
         headers: of the answer.
     """
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None):
-        super().__init__(message)
-        self.status, self.headers = status, headers
+    def __init__(self, status_code: int, detail: str, headers: Mapping[str, str] | None = None):
+        super().__init__(detail)
+        self.status_code = status_code
+        self.detail = detail
+        self.headers = headers
 
 
 def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
@@ -79,29 +76,33 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
             returns something else than one finite number or None per completion.
     """
     try:
-        batch = read_request(body)
+        request = read_request(body)
     except DataError as error:
         raise Refusal(422, str(error)) from None
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"body: expected JSON, got: {redact(str(error))}") from None
-    if not batch.completions:
+    if not request.completions:
         return dumps({"scores": []})
-    if (needed := missing_column(reward, batch.columns)) is not None:
-        got = ", ".join(sorted(batch.columns)) or "none"
-        raise Refusal(422, f"reward {name_of(reward)}: expected a column {needed!r}, got {got}")
-    completions = Completions(batch.prompts, batch.completions, batch.completion_ids, batch.columns)
+    name = name_of(reward)
+    column = missing_column(reward, request.columns)
+    if column is not None:
+        columns = ", ".join(sorted(request.columns)) or "none"
+        raise Refusal(422, f"reward {name}: expected a column {column!r}, got {columns}")
+    completions = Completions(request.prompts, request.completions, request.completion_ids, request.columns)
     try:
-        scores = call(name_of(reward), reward, completions)
+        scores = call(name, reward, completions)
         for row, score in enumerate(scores.values):
             if isinstance(score, Failed):
                 raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
         # JSON has no NaN and no infinity.
         metrics = {name: value if is_finite(value) else None for name, value in scores.metrics.items()}
-        parts = {} if scores.parts is None else {"parts": [parts or None for parts in scores.parts]}
-        return dumps({"scores": scores.values, "metrics": metrics, "extras": scores.extras} | parts)
+        content: dict[str, Any] = {"scores": scores.values, "metrics": metrics, "extras": scores.extras}
+        if scores.parts is not None:
+            content["parts"] = [parts or None for parts in scores.parts]
+        return dumps(content)
     except Exception as error:  # whatever a user's function raises is an answer to the client
         _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
-        raise Refusal(500, f"reward {name_of(reward)}: {type(error).__name__}: {redact(str(error))}") from None
+        raise Refusal(500, f"reward {name}: {type(error).__name__}: {redact(str(error))}") from None
 
 
 class _Endpoint:
@@ -110,88 +111,78 @@ class _Endpoint:
     def __init__(
         self, reward: Callable[..., Any], token: str | None, workers: int, max_body_mib: float, max_waiting: int
     ):
-        self._reward, self._token = reward, token
-        self._max_bytes, self._max_waiting = int(max_body_mib * 2**20), max_waiting
-        self._workers, self._turns, self._inside = workers, asyncio.Semaphore(workers), 0
+        self._reward = reward
+        self._token = token
+        self._max_bytes = int(max_body_mib * 2**20)
+        self._max_requests = workers + max_waiting
+        self._num_requests = 0
+        self._turns = asyncio.Semaphore(workers)
 
     async def health(self, _: "Request") -> "Response":
         """Answer that the server is up, also while rewards are computed, and without a token."""
-        return _response(200, dumps({"status": "ok", "reward": name_of(self._reward)}))
+        return _json_response(200, dumps({"status": "ok", "reward": name_of(self._reward)}))
 
     async def score(self, request: "Request") -> "Response":
         """Answer a request for scores."""
-        refusal = self._admission(request)
-        if refusal is not None:
-            await _body(request, 0)  # read too: a client that is still sending would not see the answer
-            raise refusal
-        self._inside += 1  # before its body is read: those inside are what the server has in memory
+        self._check_sender(request)
+        if self._num_requests >= self._max_requests:
+            raise Refusal(503, f"busy: {self._num_requests} requests are waiting", {"Retry-After": "1"})
+        # Counted before its body is read, since the bodies of these requests are what the server has in memory.
+        self._num_requests += 1
         try:
-            body, size = await _body(request, self._max_bytes)
-            if size > self._max_bytes:
-                raise Refusal(413, f"body: expected at most {self._max_bytes} bytes, got {size}")
-            return _response(200, await self._in_turn(request, body))
+            body = await self._read(request)
+            return _json_response(200, await self._compute(request, body))
         finally:
-            self._inside -= 1
+            self._num_requests -= 1
 
-    def _admission(self, request: "Request") -> Refusal | None:
+    def _check_sender(self, request: "Request") -> None:
         if self._token is None:
             # Web pages can ask a server on this machine through the browser, under another name of it.
-            if not is_loopback(_host_of(request)):
-                return Refusal(403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set")
+            if not is_loopback(_requested_host(request)):
+                raise Refusal(403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set")
         else:
-            given = request.headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-                return Refusal(401, "authorization: expected the server's bearer token", {"WWW-Authenticate": "Bearer"})
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # which web pages cannot send to another site without its consent
-            return Refusal(415, "content-type: expected application/json")
-        if self._inside >= self._workers + self._max_waiting:
-            return Refusal(503, f"busy: {self._inside} requests are waiting", {"Retry-After": "1"})
-        return None
+            authorization = request.headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(authorization, f"Bearer {self._token}".encode()):
+                raise Refusal(401, "authorization: expected the server's bearer token", {"WWW-Authenticate": "Bearer"})
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":  # which web pages cannot send to another site without its consent
+            raise Refusal(415, "content-type: expected application/json")
 
-    async def _in_turn(self, request: "Request", body: bytearray) -> bytes:
-        turn = asyncio.create_task(self._turns.acquire())
+    async def _read(self, request: "Request") -> bytearray:
+        """Read the body; after a refusal, uvicorn drops what still comes, so that its sender can read the answer."""
+        from starlette.requests import ClientDisconnect
+
+        body = bytearray()
         try:
-            while not turn.done():
-                await asyncio.wait({turn}, timeout=LOOK_AGAIN_S)
-                if await request.is_disconnected():  # others wait for this turn, or for this place in the queue
-                    raise Refusal(400, "the client went away")
-            return await _in_thread(lambda: answer(self._reward, body))
+            async with asyncio.timeout(CLIENT_TIMEOUT_S):
+                async for part in request.stream():
+                    body += part
+                    # starlette's own limit answers in plain text and does not say what the limit is.
+                    if len(body) > self._max_bytes:
+                        raise Refusal(413, f"body: expected at most {self._max_bytes} bytes, got a longer one")
+        except TimeoutError:
+            raise Refusal(408, f"body: expected all of it within {CLIENT_TIMEOUT_S:g} s") from None
+        except ClientDisconnect:
+            raise Refusal(400, "the client went away") from None
+        return body
+
+    async def _compute(self, request: "Request", body: bytearray) -> bytes:
+        """Call the function when it is the request's turn; one whose client has left gives its place to others."""
+        turn = asyncio.ensure_future(self._turns.acquire())
+        disconnect = asyncio.ensure_future(request.receive())  # all that may come after the body
+        try:
+            await asyncio.wait({turn, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if disconnect.done():
+                raise Refusal(400, "the client went away")
+            return await _in_daemon_thread(lambda: answer(self._reward, body))
         finally:
+            disconnect.cancel()
             if not turn.cancel():
                 self._turns.release()
 
 
-def _host_of(request: "Request") -> str:
-    """Return the name that a request was sent to; starlette would put the server's own for one that it cannot read."""
-    try:
-        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    except ValueError:
-        return ""
-
-
-async def _body(request: "Request", keep: int) -> tuple[bytearray, int]:
-    """Read the body of a request; return it (empty where it is longer than `keep` bytes) and its length."""
-    from starlette.requests import ClientDisconnect
-
-    body, size = bytearray(), 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size <= keep:
-                    body += part
-                else:
-                    body.clear()
-    except TimeoutError:
-        raise Refusal(408, f"body: expected all of it within {BODY_TIMEOUT_S:g} s") from None
-    except ClientDisconnect:
-        raise Refusal(400, "the client went away") from None
-    return body, size
-
-
-async def _in_thread(function: Callable[[], bytes]) -> bytes:
-    """Run in a thread that does not keep the process alive: a reward that hangs cannot hold up the end."""
+async def _in_daemon_thread(function: Callable[[], bytes]) -> bytes:
+    """Run in a thread that does not keep the process alive, as an executor's would while a reward function hangs."""
     future: Future[bytes] = Future()
 
     def work() -> None:
@@ -204,18 +195,23 @@ async def _in_thread(function: Callable[[], bytes]) -> bytes:
     return await asyncio.wrap_future(future)
 
 
-def _response(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> "Response":
+def _requested_host(request: "Request") -> str:
+    """Return the name that a request was sent to; starlette would put the server's own for one that it cannot read."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _json_response(status_code: int, body: bytes, headers: Mapping[str, str] | None = None) -> "Response":
     from starlette.responses import Response
 
-    return Response(body, status, headers, "application/json")
+    return Response(body, status_code, headers, "application/json")
 
 
-async def _refuse(_: "Request", error: Exception) -> "Response":
+async def _refuse(_: "Request", error: Any) -> "Response":
     """Answer a refused request, or one for an unknown path or method."""
-    status, message = getattr(error, "status_code", 500), getattr(error, "detail", "the server failed")
-    if isinstance(error, Refusal):
-        status, message = error.status, str(error)
-    return _response(status, dumps({"error": message}), getattr(error, "headers", None))
+    return _json_response(error.status_code, dumps({"error": error.detail}), error.headers)
 
 
 def make_app(
@@ -245,10 +241,13 @@ def make_app(
     except ImportError as error:
         raise _missing(error) from None
     endpoint = _Endpoint(reward, token, workers, max_body_mib, max_waiting)
-    routes = [Route(path, endpoint.score, methods=["POST"]) for path in ("/", "/score")]
-    routes.append(Route("/health", endpoint.health, methods=["GET"]))
+    routes = [
+        Route("/", endpoint.score, methods=["POST"]),
+        Route("/score", endpoint.score, methods=["POST"]),
+        Route("/health", endpoint.health, methods=["GET"]),
+    ]
     app = Starlette(routes=routes, exception_handlers={Refusal: _refuse, HTTPException: _refuse})
-    app.router.redirect_slashes = False  # an answer without words
+    app.router.redirect_slashes = False  # a redirect would be an answer without an error in JSON
     return app
 
 
@@ -277,30 +276,36 @@ def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
         ConfigError: starlette or uvicorn are not installed, the address is not free, or it can be reached from other
             machines and there is no token.
     """
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise _missing(error) from None
     token = environment_token()
     if token is None and not is_loopback(config.host):
         raise ConfigError(f"host: expected a loopback address without {TOKEN_VARIABLE} set, got {config.host!r}")
     app = make_app(
         reward, token=token, workers=config.workers, max_body_mib=config.max_body_mib, max_waiting=config.max_waiting
     )
-    server = uvicorn.Server(server_config(app))
-    with _listening(config.host, config.port) as listener:
+    server = make_server(app)
+    with _listen(config.host, config.port) as listener:
         _stop_by_signal(server)
         print(f"reward {name_of(reward)} on {_address(listener)}", flush=True)
-        asyncio.run(server.serve(sockets=[listener]))
+        server.run([listener])
 
 
-def server_config(app: "Starlette", stop_timeout_s: float = STOP_TIMEOUT_S) -> Any:
-    """Return the settings of uvicorn."""
-    import uvicorn
+def make_server(app: "Starlette", stop_timeout_s: int | None = None) -> "uvicorn.Server":
+    """Make the server of an application: uvicorn with our limits.
 
-    return uvicorn.Config(
+    Args:
+        app: the application.
+        stop_timeout_s: longest time that requests get to be finished; default: `STOP_TIMEOUT_S`.
+
+    Raises:
+        ConfigError: uvicorn is not installed.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise _missing(error) from None
+    config = uvicorn.Config(
         app,
-        http=_protocol(),
+        http="h11",
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -308,56 +313,45 @@ def server_config(app: "Starlette", stop_timeout_s: float = STOP_TIMEOUT_S) -> A
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=int(stop_timeout_s),
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S if stop_timeout_s is None else stop_timeout_s,
+        timeout_notify=CLIENT_TIMEOUT_S // 2,
     )
+    server = uvicorn.Server(config)
+    config.callback_notify = _StalledConnections(server.server_state.connections).close
+    return server
 
 
-def _protocol() -> type:
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+class _StalledConnections:
+    """Closes connections whose clients neither go on with their headers nor read on.
 
-    class Bounded(H11Protocol):
-        """HTTP with deadlines for headers and for reading the answers, and a limit of connections."""
+    uvicorn has no limit for either: a client that has sent half a header, or that does not read its answer, would keep
+    its connection, and after `MAX_CONNECTIONS` of them nobody else would be answered. uvicorn calls `close` again and
+    again; a connection is stalled if the server has been waiting for its client since the call before.
 
-        _deadline: asyncio.TimerHandle | None = None
-        _limit: float | None = None
+    Args:
+        connections: of the server, which changes them.
+    """
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > MAX_CONNECTIONS:
-                transport.abort()
-            self._watch()
+    def __init__(self, connections: set[Any]):
+        self._connections = connections
+        self._waiting: set[tuple[Any, Any, int]] = set()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._watch()
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._watch()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._set_limit(None)
-            super().connection_lost(exc)
-
-        def _watch(self) -> None:
-            in_headers = self.cycle is None or self.cycle.response_complete
-            self._set_limit(BODY_TIMEOUT_S if self.flow.write_paused else HEADER_TIMEOUT_S if in_headers else None)
-
-        def _set_limit(self, seconds: float | None) -> None:
-            if seconds != self._limit:
-                if self._deadline is not None:
-                    self._deadline.cancel()
-                self._limit = seconds
-                self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
-
-    return Bounded
+    async def close(self) -> None:
+        """Close those that have waited since the last call."""
+        waiting = set()
+        for connection in self._connections:
+            request = connection.cycle
+            # A request that is being read or scored has limits of its own.
+            if request is None or request.response_complete or connection.flow.write_paused:
+                # The unsent bytes of an answer are fewer than before if the client is only slow.
+                waiting.add((connection, request, connection.transport.get_write_buffer_size()))
+        for connection, _, _ in waiting & self._waiting:
+            connection.transport.abort()
+        self._waiting = waiting
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -370,7 +364,7 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _stop_by_signal(server: Any) -> None:
+def _stop_by_signal(server: "uvicorn.Server") -> None:
     """Ask the server to stop on a signal, also on one that comes before it runs or that it raises again at its end."""
 
     def stop(signum: int, frame: Any) -> None:

@@ -109,11 +109,14 @@ class Part(NamedTuple):
 
 Parts = tuple[Part, ...]
 
+Score = float | Failed | None
+"""The score of a completion; None where it cannot be scored, `Failed` where the function failed on it."""
+
 
 class Scores(NamedTuple):
     """Scores of a batch, and what the reward functions reported about them."""
 
-    values: list[Any]  # float; None: not scorable; `Failed` until a policy replaces it
+    values: list[Score]
     metrics: dict[str, float]
     extras: dict[str, list[Any]]  # one entry per completion
     parts: list[Parts] | None = None  # one entry per completion, () for a score as a whole; None: all are

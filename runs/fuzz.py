@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx2
-import uvicorn
 import yaml
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -166,7 +165,7 @@ def length(completions, **columns):
 @contextlib.contextmanager
 def reward_server_url() -> Iterator[str]:
     """Serve `length` on a free port; gives the address."""
-    server = uvicorn.Server(reward_server.server_config(reward_server.make_app(length), stop_timeout_s=1))
+    server = reward_server.make_server(reward_server.make_app(length), stop_timeout_s=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

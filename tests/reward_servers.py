@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx2
-import uvicorn
 
 from jaxppo import reward_server
 
@@ -29,8 +28,7 @@ def length(completions: list[str], **columns: Any) -> list[float]:
 @contextlib.contextmanager
 def running(reward: Callable[..., Any], **options: Any) -> Iterator[str]:
     """Serve a function by our application on a free port, in a thread; gives its address."""
-    app = reward_server.make_app(reward, **options)
-    server = uvicorn.Server(reward_server.server_config(app, stop_timeout_s=1))
+    server = reward_server.make_server(reward_server.make_app(reward, **options), stop_timeout_s=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

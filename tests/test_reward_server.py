@@ -195,7 +195,7 @@ def test_server_refuses_a_long_body(sent_as, token):
     with running(reward, max_body_mib=1, token=token) as url:
         answer = httpx2.post(url, content=content, headers=headers, timeout=PATIENCE_S, **DIRECT)
         assert answer.status_code == 413
-        assert "1048576" in answer.json()["error"] and "3000018" in answer.json()["error"]
+        assert "1048576" in answer.json()["error"]
         assert post(url, {"messages": ["x" * 1_040_000]}, headers).status_code == 200
     assert reward.calls == 1
 
@@ -207,7 +207,7 @@ def head_of(size):
 
 
 def test_server_does_not_wait_for_ever_for_a_body_nor_fail_where_its_client_leaves(caplog, monkeypatch):
-    monkeypatch.setattr(reward_server, "BODY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(reward_server, "CLIENT_TIMEOUT_S", 1)
     with running(length) as url, connected(url) as waiting:
         monkeypatch.setattr(logging.getLogger("uvicorn.error"), "handlers", [caplog.handler])
         waiting.sendall(head_of(100) + b"{")
@@ -315,13 +315,9 @@ def test_server_answers_health_while_as_many_rewards_as_allowed_are_computed(wor
     assert gate.most == workers and sorted(gate.calls) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("look_again_s", "max_waiting"), [(0.05, 1), (PATIENCE_S, 2)], ids=["while it waits", "when it is its turn"]
-)
-def test_a_client_that_leaves_is_not_scored_and_gives_its_place_to_others(look_again_s, max_waiting, monkeypatch):
-    monkeypatch.setattr(reward_server, "LOOK_AGAIN_S", look_again_s)
+def test_a_client_that_leaves_is_not_scored_and_gives_its_place_to_others():
     gate = Gate()
-    with running(gate, max_waiting=max_waiting) as url, ThreadPoolExecutor(2) as pool:
+    with running(gate, max_waiting=1) as url, ThreadPoolExecutor(2) as pool:
         first = pool.submit(post, url, {"messages": ["first"]})
         assert gate.entered.acquire(timeout=PATIENCE_S)
         with pytest.raises(httpx2.ReadTimeout):
@@ -374,48 +370,39 @@ def test_server_holds_no_more_bodies_than_it_says():
     assert peak < (places + 4) * size + buffers, f"{peak / size:.1f} bodies"
 
 
-def test_server_closes_connections_that_do_not_get_through_their_headers(monkeypatch):
-    monkeypatch.setattr(reward_server, "HEADER_TIMEOUT_S", 0.5)
-    with running(length) as url, connected(url) as silent, connected(url) as slow, connected(url) as lively:
+def test_server_closes_connections_whose_clients_do_not_go_on(monkeypatch):
+    monkeypatch.setattr(reward_server, "CLIENT_TIMEOUT_S", 1)
+
+    def talkative(completions, log_extra):
+        log_extra("long", ["x" * 2**24])  # more than the buffers of both sides hold
+        return [1.0]
+
+    with running(talkative) as url, contextlib.ExitStack() as stack:
+        silent, slow, lively, deaf = (stack.enter_context(connected(url)) for _ in range(4))
+        body = b'{"messages": ["x"]}'
+        deaf.sendall(head_of(len(body)) + body)
         slow.sendall(b"POST / HTTP/1.1\r\nHost: local")
         request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         for _ in range(2):  # it is kept alive
             assert answer_to(lively, request).startswith(b"HTTP/1.1 200 ")
         lively.sendall(request[:10])
         assert [connection.recv(65536) for connection in (silent, slow, lively)] == [b""] * 3
+        received = 0
+        while part := deaf.recv(2**20):
+            received += len(part)
+        assert received < 2**24
 
 
-def wait_until_answered(url):
-    """Ask until a server with a limit of connections has noticed that one is free."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            assert health(url).status_code == 200
-            return
-        except httpx2.TransportError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-
-def test_server_has_a_limit_of_connections_and_closes_those_whose_client_does_not_read(monkeypatch):
+def test_server_has_a_limit_of_connections(monkeypatch):
     monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 3)
     with running(length) as url, contextlib.ExitStack() as stack:
-        first, *_ = [stack.enter_context(connected(url)) for _ in range(3)]
-        with pytest.raises(httpx2.TransportError):
-            health(url)
+        first, _ = [stack.enter_context(connected(url)) for _ in range(2)]
+        assert health(url).status_code == 503
         first.close()
-        wait_until_answered(url)
-    monkeypatch.setattr(reward_server, "BODY_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(reward_server, "MAX_CONNECTIONS", 1)
-
-    def talkative(completions, log_extra):
-        log_extra("long", ["x" * 2**24])  # more than the buffers of both sides hold
-        return [1.0]
-
-    with running(talkative) as url, connected(url) as silent:
-        body = b'{"messages": ["x"]}'
-        silent.sendall(head_of(len(body)) + body)
-        wait_until_answered(url)
+        deadline = time.monotonic() + PATIENCE_S
+        while health(url).status_code == 503:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def config_of(*flags):

@@ -19,7 +19,7 @@ from jaxppo.config import require
 from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, DataError, JaxppoError
 from jaxppo.reward_functions.http_contract import (
-    Answer,
+    ScoreAnswer,
     check_lengths,
     checked_token,
     encode_request,
@@ -28,7 +28,7 @@ from jaxppo.reward_functions.http_contract import (
     messages,
     read_answer,
 )
-from jaxppo.rewards import run_to_end
+from jaxppo.rewards import Failed, run_to_end
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 """Temporary failures; 500 is not among them, since then the reward function itself failed."""
@@ -39,8 +39,11 @@ MAX_WAIT_S = 60.0
 MAX_ANSWER_BYTES = 64 * 2**20
 """A longer answer is refused."""
 
-_SHOWN = 200  # characters of a server's text in a message
-_SHORT = 4  # shorter secrets are not searched for in messages: they would match inside ordinary words
+MAX_QUOTED = 200
+"""Most characters of a server's text in a message."""
+
+MIN_SECRET = 4
+"""Shorter secrets are not searched for in messages: they would match inside ordinary words."""
 
 
 class RewardError(JaxppoError):
@@ -66,8 +69,11 @@ class _Call:
     errors: list[RewardError] = field(default_factory=list)  # of requests given up, in the order of time
 
     def metrics(self) -> dict[str, float]:
-        counts = {"requests": self.requests, "retries": self.retries, "failures": len(self.errors)}
-        return {f"reward_server/{name}": float(count) for name, count in counts.items()}
+        return {
+            "reward_server/requests": float(self.requests),
+            "reward_server/retries": float(self.retries),
+            "reward_server/failures": float(len(self.errors)),
+        }
 
 
 class _Request(NamedTuple):
@@ -104,8 +110,8 @@ class RewardClient:
             not for LLaMA-Factory's servers.
         batch_size: most rows of a request.
         workers: most requests at a time.
-        on_error: "raise" a `RewardError` for a request that finally failed, or "none": its rows get None; or a function
-            from the error to what its rows get.
+        on_error: "raise" a `RewardError` for a request that finally failed, or give its rows None ("none") or a
+            `rewards.Failed` with the reason ("failed").
 
     Raises:
         ConfigError: a bad value.
@@ -123,22 +129,26 @@ class RewardClient:
         with_columns: bool = False,
         batch_size: int = 64,
         workers: int = 4,
-        on_error: Literal["raise", "none"] | Callable[[RewardError], Any] = "raise",
+        on_error: Literal["raise", "none", "failed"] = "raise",
     ):
         require(0 < timeout_s < math.inf, "timeout_s", "a finite number above 0", timeout_s)
         require(0 <= backoff_s < math.inf, "backoff_s", "a finite number of at least 0", backoff_s)
         require(retries >= 0, "retries", "an integer of at least 0", retries)
         require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
         require(workers >= 1, "workers", "an integer of at least 1", workers)
-        require(callable(on_error) or on_error in ("raise", "none"), "on_error", "raise or none", on_error)
+        require(on_error in ("raise", "none", "failed"), "on_error", "raise, none or failed", on_error)
         self.__name__ = "reward_server"  # what messages call a reward function by
         self._url = _parsed(url)
-        self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
-        self._model, self._with_columns = model, with_columns
-        self._batch_size, self._workers, self._on_error = batch_size, workers, on_error
-        self._authorization = _authorization(
-            self._url, environment_token() if token is None else checked_token(token, "token")
-        )
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._backoff_s = backoff_s
+        self._model = model
+        self._with_columns = with_columns
+        self._batch_size = batch_size
+        self._workers = workers
+        self._on_error = on_error
+        token = environment_token() if token is None else checked_token(token, "token")
+        self._authorization = _authorization(self._url, token)
 
     def __repr__(self) -> str:
         return f"RewardClient({self.address!r})"
@@ -162,7 +172,7 @@ class RewardClient:
 
         Args:
             prompts: text of each prompt.
-            completions: text behind each prompt.
+            completions: text after each prompt.
             completion_ids: its tokens.
             log_metric: gets what the server reports (over several requests: means weighted by their rows), and
                 `reward_server/requests`, `/retries` and `/failures` of this call.
@@ -170,17 +180,19 @@ class RewardClient:
             columns: columns of the data, one value per completion.
 
         Returns:
-            One number per completion, or its parts where the server sends some; None where the server gave null, or
-            where on_error is "none" and the request failed (what a function `on_error` gave, where there is one).
+            One number per completion, or its parts where the server sends some; None where the server gave null. The
+            rows of a failed request get what `on_error` says.
 
         Raises:
             RewardError: a request failed and on_error is "raise"; its `rows` are those of the request.
             DataError: lengths differ, a column cannot be written as JSON, or the server sends parts of scores and was
                 not sent columns.
         """
-        ids = {} if completion_ids is None else {"completion_ids": completion_ids}
         texts = messages(prompts, completions)
-        requests = self._requests(texts, {"prompts": prompts, "completions": completions} | ids, columns)
+        arguments = {"prompts": prompts, "completions": completions}
+        if completion_ids is not None:
+            arguments["completion_ids"] = completion_ids
+        requests = self._requests(texts, arguments, columns)
         call = _Call()
         metrics: dict[str, float] = {}
         try:
@@ -193,73 +205,73 @@ class RewardClient:
         if log_extra is not None:
             for name, values in answer.extras.items():
                 log_extra(name, values)
-        return self._in_parts(answer)
+        return self._with_parts(answer)
 
-    def _in_parts(self, answer: Answer) -> list[Any]:
+    def _with_parts(self, answer: ScoreAnswer) -> list[Any]:
         """Return the parts of the scores that have some, and the other scores."""
         if answer.parts is None:
             return answer.scores
         if not self._with_columns:  # their places are counted in texts that are prompt and completion together
-            expected = "scores without parts where reward_server_columns is not set"
-            raise DataError(f"reward server {self.address}: expected {expected}, got parts; set it")
+            expected_scores = "scores without parts where reward_server_columns is not set"
+            raise DataError(f"reward server {self.address}: expected {expected_scores}, got parts; set it")
         rows = zip(answer.scores, answer.parts, strict=True)
         return [score if score is None or parts is None else parts for score, parts in rows]
 
-    def _requests(self, texts: list[str], added: dict[str, Any], columns: dict[str, Any]) -> list[_Request]:
+    def _requests(self, texts: list[str], arguments: dict[str, Any], columns: dict[str, Any]) -> list[_Request]:
         if self._with_columns:
-            check_lengths(added | columns, len(texts))
+            check_lengths(arguments | columns, len(texts))
         requests = []
         for start in range(0, len(texts), self._batch_size):
-            rows = slice(start, min(start + self._batch_size, len(texts)))
+            stop = min(start + self._batch_size, len(texts))
             extension: dict[str, Any] = {}
             if self._with_columns:
-                extension = _cut(added, rows) | {"columns": _cut(columns, rows)}
-            body = encode_request(self._model, texts[rows], extension)
-            requests.append(_Request(range(rows.start, rows.stop), body))
+                extension = _sliced(arguments, start, stop)
+                extension["columns"] = _sliced(columns, start, stop)
+            body = encode_request(self._model, texts[start:stop], extension)
+            requests.append(_Request(range(start, stop), body))
         return requests
 
-    def _score(self, requests: list[_Request], call: _Call) -> Answer:
-        answers = run_to_end(self._ask_all(requests, call)) if requests else []
+    def _score(self, requests: list[_Request], call: _Call) -> ScoreAnswer:
+        answers = run_to_end(self._ask_all(requests, call))
         if call.errors and self._on_error == "raise":
             raise call.errors[0]
-        instead = {error.rows: self._on_error(error) for error in call.errors} if callable(self._on_error) else {}
-        return merge(
-            [
-                Answer([instead.get(request.rows)] * len(request.rows), {}, {}) if answer is None else answer
-                for request, answer in zip(requests, answers, strict=True)
-            ]
-        )
+        return merge(answers)
 
-    async def _ask_all(self, requests: list[_Request], call: _Call) -> list[Answer | None]:
+    async def _ask_all(self, requests: list[_Request], call: _Call) -> list[ScoreAnswer]:
         turns = asyncio.Semaphore(self._workers)
-        # The transport below httpx's client: it follows no redirects, uses no proxies and logs no URLs.
+        # The transport below httpx's client: it follows no redirects, uses no proxies and logs no URLs. Its own
+        # retries are for connecting alone, and are not counted.
         async with httpx2.AsyncHTTPTransport(verify=self._url.scheme == "https") as transport:
 
-            async def ask(request: _Request) -> Answer | None:
+            async def ask(request: _Request) -> ScoreAnswer:
                 async with turns:
-                    stopped = call.errors and self._on_error == "raise"
-                    return None if stopped else await self._ask(transport, request, call)
+                    return await self._ask(transport, request, call)
 
             return await asyncio.gather(*map(ask, requests))
 
-    async def _ask(self, transport: httpx2.AsyncHTTPTransport, request: _Request, call: _Call) -> Answer | None:
+    async def _ask(self, transport: httpx2.AsyncHTTPTransport, request: _Request, call: _Call) -> ScoreAnswer:
+        """Ask until there is an answer; the rows of a request that finally failed have no scores."""
+        num_rows = len(request.rows)
+        if call.errors and self._on_error == "raise":  # nobody will read the scores
+            return ScoreAnswer([None] * num_rows, {}, {})
         call.requests += 1
         outcome = await self._attempt(transport, request)
         for retry in range(self._retries):
-            if isinstance(outcome, Answer) or not outcome.retry:
+            if isinstance(outcome, ScoreAnswer) or not outcome.retry:
                 break
             backoff_s = self._backoff_s * 2**retry
             await asyncio.sleep(min(max(backoff_s, outcome.wait_s), MAX_WAIT_S))
             call.retries += 1
             outcome = await self._attempt(transport, request)
-        if isinstance(outcome, Answer):
+        if isinstance(outcome, ScoreAnswer):
             return outcome
         attempts = f" ({self._retries + 1} attempts)" if outcome.retry and self._retries else ""
         message = f"reward server {self.address}: {outcome.text}{attempts}"
         call.errors.append(RewardError(message, request.rows, outcome.timed_out))
-        return None
+        failed = Failed("timeouts" if outcome.timed_out else "errors", message) if self._on_error == "failed" else None
+        return ScoreAnswer([failed] * num_rows, {}, {})
 
-    async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> Answer | _Problem:
+    async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> ScoreAnswer | _Problem:
         """Try once; failures are returned as values, so that no exception carries the request and its headers along."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -268,17 +280,17 @@ class RewardClient:
             text = f"expected a complete answer within {self._timeout_s:g} s, got none"
             return _Problem(text, retry=True, timed_out=True)
         except (httpx2.RequestError, UnicodeError) as error:  # UnicodeError: a host that no name service can take
-            said = f" {self._shown(str(error))}" if str(error) else ""
+            reason = f" {self._quoted(str(error))}" if str(error) else ""
             fix = "is `python -m jaxppo.reward_server` running there?"
-            return _Problem(f"expected an answer, got {type(error).__name__}{said}; {fix}", retry=True)
+            return _Problem(f"expected an answer, got {type(error).__name__}{reason}; {fix}", retry=True)
         status = response.status_code
         if status != 200:
-            text = f"expected status 200, got {status} {self._said(body)}"
+            text = f"expected status 200, got {status} {self._error_in(body)}"
             return _Problem(text, status in RETRY_STATUSES, _retry_after_s(response.headers))
         if body is None:
             return _Problem(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got a longer one")
         try:
-            return read_answer(body, len(request.rows), self._shown)
+            return read_answer(body, len(request.rows), self._quoted)
         except DataError as error:
             return _Problem(str(error))
 
@@ -293,25 +305,25 @@ class RewardClient:
         finally:
             await response.aclose()
 
-    def _said(self, body: bytes | None) -> str:
+    def _error_in(self, body: bytes | None) -> str:
         """Return a server's words in an answer without scores: its "error", or the beginning of the text."""
         text = (body or b"").decode("utf-8", "replace")
         try:
             content = json.loads(text)
         except (ValueError, RecursionError):
-            return self._shown(text)
+            return self._quoted(text)
         error = content.get("error") if isinstance(content, dict) else None
-        return self._shown(error if isinstance(error, str) else text)
+        return self._quoted(error if isinstance(error, str) else text)
 
-    def _shown(self, text: str) -> str:
+    def _quoted(self, text: str) -> str:
         """Return a server's words for a one-line message, without our secrets, which it may repeat."""
         credentials = (self._authorization or "").rpartition(" ")[2]
-        values = [value for _, value in self._url.params.multi_items()]
-        for secret in (credentials, self._url.password, self._url.username, *values):
-            if len(secret) >= _SHORT:
+        query_values = [value for _, value in self._url.params.multi_items()]
+        for secret in (credentials, self._url.password, self._url.username, *query_values):
+            if len(secret) >= MIN_SECRET:
                 text = text.replace(secret, REDACTED)
-        text = ascii(redact(text))
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        quoted = ascii(redact(text))
+        return quoted if len(quoted) <= MAX_QUOTED else f"{quoted[:MAX_QUOTED]}..."
 
 
 def _parsed(url: str) -> httpx2.URL:
@@ -320,9 +332,9 @@ def _parsed(url: str) -> httpx2.URL:
     except (httpx2.InvalidURL, TypeError, UnicodeError):
         parsed = httpx2.URL("")
     if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 2**16:
-        shown = redact(str(url).partition("?")[0])  # what is no address may still hold a secret
-        expected = "an address such as http://127.0.0.1:8000/score"
-        raise ConfigError(f"reward server url: expected {expected}, got {shown!r}")
+        address = redact(str(url).partition("?")[0])  # what is no address may still hold a secret
+        example = "an address such as http://127.0.0.1:8000/score"
+        raise ConfigError(f"reward server url: expected {example}, got {address!r}")
     return parsed.copy_with(fragment=None)
 
 
@@ -335,8 +347,8 @@ def _authorization(url: httpx2.URL, token: str | None) -> str | None:
     return f"Basic {base64.b64encode(f'{url.username}:{url.password}'.encode()).decode()}"
 
 
-def _cut(columns: dict[str, Any], rows: slice) -> dict[str, list[Any]]:
-    return {name: list(values[rows]) for name, values in columns.items()}
+def _sliced(columns: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    return {name: list(values[start:stop]) for name, values in columns.items()}
 
 
 async def _read(response: httpx2.Response) -> bytes | None:

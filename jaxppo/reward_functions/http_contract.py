@@ -9,11 +9,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.rewards import OWN_ARGUMENTS
+from jaxppo.rewards import OWN_ARGUMENTS, Score
 from jaxppo.run.jsonl import plain
 
 TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
@@ -23,7 +23,7 @@ MAX_DEPTH = 32
 """Most levels of nested lists and objects in a request."""
 
 
-class Batch(NamedTuple):
+class ScoreRequest(NamedTuple):
     """Completions to score."""
 
     prompts: list[str]
@@ -32,13 +32,13 @@ class Batch(NamedTuple):
     columns: dict[str, list[Any]]
 
 
-class Answer(NamedTuple):
-    """A server's answer about some rows; None for a row that cannot be scored."""
+class ScoreAnswer(NamedTuple):
+    """A server's answer about some rows; None for a row that cannot be scored, `Failed` where there was no answer."""
 
-    scores: list[float | None]
+    scores: list[Score]
     metrics: dict[str, float]
     extras: dict[str, list[Any]]
-    parts: list[Any] | None = None  # of each score, as a reward function gives them; None: of this one, or of all
+    parts: list[Any] | None = None  # of each score, as a reward function gives them, or None; None: no score has parts
 
 
 def environment_token() -> str | None:
@@ -74,38 +74,35 @@ def messages(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
 def check_lengths(columns: Mapping[str, Any], count: int) -> None:
     """Raise a `DataError` unless every column is a list of `count` values."""
     for name, values in columns.items():
-        listed = hasattr(values, "__len__") and not isinstance(values, str | bytes | Mapping)
-        got = len(values) if listed else type(values).__name__
-        if got != count:
-            raise DataError(f"column {_word(name)}: expected a list of {count} values, got {got}")
+        is_list = hasattr(values, "__len__") and not isinstance(values, str | bytes | Mapping)
+        length = len(values) if is_list else type(values).__name__
+        if length != count:
+            raise DataError(f"column {_printable(name)}: expected a list of {count} values, got {length}")
 
 
-def encode_request(model: str, texts: Sequence[str], added: Mapping[str, Any]) -> bytes:
+def encode_request(model: str, texts: Sequence[str], extension: Mapping[str, Any]) -> bytes:
     """Encode the body of a request.
 
     Args:
         model: value of "model", which LLaMA-Factory's servers expect.
         texts: what to score.
-        added: what goes beyond LLaMA-Factory's request, or nothing.
+        extension: what goes beyond LLaMA-Factory's request, or nothing.
 
     Raises:
         DataError: a value that JSON does not have, such as NaN or bytes; it names the column.
     """
-    content = {"model": model, "messages": texts, **added}
+    fields = {"model": model, "messages": texts, **extension}
     try:
-        return dumps(content)
+        return dumps(fields)
     except (TypeError, ValueError, RecursionError):
-        for name, values in (content | content.get("columns", {})).items():
-            if name != "columns":
-                _check_encodes(name, values)
+        # Encoded one by one only now, to find the column to name.
+        columns = fields.pop("columns", {})
+        for name, values in (fields | columns).items():
+            try:
+                dumps(values)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise DataError(f"column {name}: expected values that JSON can hold, got: {error}") from None
         raise
-
-
-def _check_encodes(name: str, values: Any) -> None:
-    try:
-        dumps(values)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"column {name}: expected values that JSON can hold, got: {error}") from None
 
 
 def dumps(content: Any) -> bytes:
@@ -127,7 +124,7 @@ def _plain(value: Any) -> Any:
     return text
 
 
-def read_request(body: bytes | bytearray) -> Batch:
+def read_request(body: bytes | bytearray) -> ScoreRequest:
     """Read and check the body of a request; one of LLaMA-Factory's has empty prompts and no columns.
 
     Raises:
@@ -135,43 +132,41 @@ def read_request(body: bytes | bytearray) -> Batch:
         DataError: it is JSON of another form; the message names the field.
     """
     content = json.loads(body, parse_constant=_refuse_constant)
-    if _deeper_than(content, MAX_DEPTH):
+    if isinstance(content, dict | list) and _deeper_than(content, MAX_DEPTH):
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     if not isinstance(content, dict):
         raise DataError(f"expected a JSON object with a list of texts as messages, got {kind(content)}")
     texts = _texts(content, "messages")
-    extended = {"prompts", "completions"} & content.keys()
-    if not extended:
-        batch = Batch([""] * len(texts), texts, [], {})
-    elif len(extended) == 2:
-        batch = Batch(_texts(content, "prompts"), _texts(content, "completions"), [], {})
-    else:
+    if "prompts" in content and "completions" in content:
+        prompts = _texts(content, "prompts")
+        completions = _texts(content, "completions")
+    elif "prompts" in content or "completions" in content:
         raise DataError("expected prompts and completions, or neither, got one of them")
-    ids, columns = content.get("completion_ids", [[]] * len(texts)), content.get("columns", {})
+    else:
+        prompts = [""] * len(texts)
+        completions = texts
+    completion_ids = content.get("completion_ids", [[]] * len(texts))
+    columns = content.get("columns", {})
     if not isinstance(columns, dict):
         raise DataError(f"columns: expected an object of lists, got {kind(columns)}")
     if reserved := columns.keys() & set(OWN_ARGUMENTS):
         raise DataError(f"columns: expected names of data columns, got {min(reserved)}")
-    check_lengths({"prompts": batch.prompts, "completions": batch.completions, "completion_ids": ids}, len(texts))
+    check_lengths({"prompts": prompts, "completions": completions, "completion_ids": completion_ids}, len(texts))
     check_lengths(columns, len(texts))
-    return batch._replace(completion_ids=ids, columns=columns)
+    return ScoreRequest(prompts, completions, completion_ids, columns)
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _deeper_than(content: Any, depth: int) -> bool:
-    level = [content]
-    for _ in range(depth + 1):
-        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _inside(outer)]
-        if not level:
-            return False
-    return True
-
-
-def _inside(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return outer.values() if isinstance(outer, dict) else outer
+def _deeper_than(content: dict[str, Any] | list[Any], levels: int) -> bool:
+    """Return whether lists and objects are nested in more than so many levels; looks no deeper than that."""
+    if levels == 0:
+        return True
+    values = content.values() if isinstance(content, dict) else content
+    # Most values of a batch are token ids: no call for each of them.
+    return any(_deeper_than(value, levels - 1) for value in values if isinstance(value, (dict, list)))
 
 
 def _texts(content: Mapping[str, Any], name: str) -> list[str]:
@@ -187,13 +182,13 @@ def _texts(content: Mapping[str, Any], name: str) -> list[str]:
 # --- answers
 
 
-def read_answer(body: bytes, expected: int, shown: Callable[[str], str] = ascii) -> Answer:
+def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) -> ScoreAnswer:
     """Read and check the body of an answer.
 
     Args:
         body: JSON `{"scores": [...]}`, with "metrics" and "extras" where the server has them.
-        expected: how many scores there have to be.
-        shown: how a piece of the answer is put into a message.
+        count: how many scores there have to be.
+        quote: how a piece of the answer is put into a message.
 
     Raises:
         DataError: it is no JSON object, there are more or fewer scores, or one is neither a finite number nor null.
@@ -201,18 +196,19 @@ def read_answer(body: bytes, expected: int, shown: Callable[[str], str] = ascii)
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
-        raise DataError(f"expected JSON, got {shown(body.decode('utf-8', 'replace'))}") from None
+        raise DataError(f"expected JSON, got {quote(body.decode('utf-8', 'replace'))}") from None
     scores = content.get("scores") if isinstance(content, dict) else None
     if not isinstance(scores, list):
-        raise DataError(f'expected {{"scores": [...]}}, got {shown(body.decode("utf-8", "replace"))}')
-    if len(scores) != expected:
-        raise DataError(f"expected {expected} scores, got {len(scores)}")
+        raise DataError(f'expected {{"scores": [...]}}, got {quote(body.decode("utf-8", "replace"))}')
+    if len(scores) != count:
+        raise DataError(f"expected {count} scores, got {len(scores)}")
     for index, score in enumerate(scores):
         if score is not None and not is_finite(score):
-            raise DataError(f"expected a finite number or null as score {index}, got {shown(kind(score))}")
-    values = [None if score is None else float(score) for score in scores]
-    extras, parts = _extras(content.get("extras"), expected), _parts(content.get("parts"), values)
-    return Answer(values, _metrics(content.get("metrics")), extras, parts)
+            raise DataError(f"expected a finite number or null as score {index}, got {quote(kind(score))}")
+    values: list[Score] = [None if score is None else float(score) for score in scores]
+    metrics = _metrics(content.get("metrics"))
+    extras = _extras(content.get("extras"), count)
+    return ScoreAnswer(values, metrics, extras, _parts(content.get("parts"), values))
 
 
 def is_finite(value: Any) -> bool:
@@ -232,40 +228,45 @@ def kind(value: Any) -> str:
     return json.dumps(value)[:80]
 
 
-def _word(name: str) -> str:
+def _printable(name: str) -> str:
     """Return a name for a message; one with blanks or control characters, or a long one, is quoted and cut."""
     return name if re.fullmatch(r"[\w.:/-]{1,80}", name, re.ASCII) else ascii(name)[:80]
 
 
 def _metrics(content: Any) -> dict[str, float]:
     """Check the metrics of an answer; null stands for a number that JSON does not have."""
-    content = {} if content is None else content
+    if content is None:
+        return {}
     if not isinstance(content, dict) or not all(value is None or is_finite(value) for value in content.values()):
         raise DataError("metrics: expected an object of numbers or null, got something else")
     return {name: math.nan if value is None else float(value) for name, value in content.items()}
 
 
-def _extras(content: Any, expected: int) -> dict[str, list[Any]]:
-    content = {} if content is None else content
+def _extras(content: Any, count: int) -> dict[str, list[Any]]:
+    if content is None:
+        return {}
     if not isinstance(content, dict):
         raise DataError(f"extras: expected an object of lists, got {kind(content)}")
-    check_lengths(content, expected)
+    check_lengths(content, count)
     return content
 
 
-def _parts(content: Any, scores: Sequence[float | None]) -> list[Any] | None:
+def _parts(content: Any, scores: Sequence[Score]) -> list[Any] | None:
     """Check that parts are lists that end in a number, and that they add up to their score."""
     if content is None:
         return None
     check_lengths({"parts": content}, len(scores))
     for index, (parts, score) in enumerate(zip(content, scores, strict=True)):
-        if parts is None:
-            continue
-        listed = isinstance(parts, list) and all(isinstance(part, list) and len(part) in (3, 4) for part in parts)
-        if not listed or not all(is_finite(part[2]) for part in parts) or _total(parts) != score:
-            expected = f"lists [start, end, reward] whose rewards add up to score {index}"
-            raise DataError(f"parts: expected {expected}, or null, got something else")
+        if parts is not None and (not _are_parts(parts) or _total(parts) != score):
+            form = f"lists [start, end, reward] whose rewards add up to score {index}"
+            raise DataError(f"parts: expected {form}, or null, got something else")
     return content
+
+
+def _are_parts(content: Any) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(part, list) and len(part) in (3, 4) and is_finite(part[2]) for part in content
+    )
 
 
 def _total(parts: Sequence[Any]) -> float | None:
@@ -275,34 +276,30 @@ def _total(parts: Sequence[Any]) -> float | None:
         return None
 
 
-def merge(answers: Sequence[Answer]) -> Answer:
+def merge(answers: Sequence[ScoreAnswer]) -> ScoreAnswer:
     """Merge the answers about consecutive rows: scores and extras in order, metrics as means weighted by rows.
 
     A metric that only some of the answers have is the mean over these; a column that one lacks is None there.
     """
-    return Answer(
-        [score for answer in answers for score in answer.scores],
-        {name: _mean(name, answers) for name in _names(answer.metrics for answer in answers)},
-        {
-            name: [value for answer in answers for value in answer.extras.get(name, [None] * len(answer.scores))]
-            for name in _names(answer.extras for answer in answers)
-        },
-        _merged_parts(answers),
-    )
+    merged = ScoreAnswer([], {}, {}, None if all(answer.parts is None for answer in answers) else [])
+    metric_rows: dict[str, list[tuple[float, int]]] = {}
+    for answer in answers:
+        num_rows = len(answer.scores)
+        for column in answer.extras:
+            merged.extras.setdefault(column, [None] * len(merged.scores))
+        for column, values in merged.extras.items():
+            values += answer.extras.get(column, [None] * num_rows)
+        if merged.parts is not None:
+            merged.parts.extend(answer.parts or [None] * num_rows)
+        for name, value in answer.metrics.items():
+            metric_rows.setdefault(name, []).append((value, num_rows))
+        merged.scores.extend(answer.scores)
+    for name, pairs in metric_rows.items():
+        merged.metrics[name] = _weighted_mean(pairs)
+    return merged
 
 
-def _merged_parts(answers: Sequence[Answer]) -> list[Any] | None:
-    if all(answer.parts is None for answer in answers):
-        return None
-    return [part for answer in answers for part in answer.parts or [None] * len(answer.scores)]
-
-
-def _names(groups: Iterable[Iterable[str]]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group))
-
-
-def _mean(name: str, answers: Sequence[Answer]) -> float:
-    having = [(answer.metrics[name], len(answer.scores)) for answer in answers if name in answer.metrics]
-    if len(having) == 1:  # as it came, to the last bit
-        return having[0][0]
-    return math.fsum(value * rows for value, rows in having) / sum(rows for _, rows in having)
+def _weighted_mean(pairs: Sequence[tuple[float, int]]) -> float:
+    if len(pairs) == 1:  # as it came, to the last bit
+        return pairs[0][0]
+    return math.fsum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)

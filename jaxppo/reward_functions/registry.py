@@ -20,7 +20,7 @@ from jaxppo.reward_functions.isolated import Concurrent, Workers, import_functio
 from jaxppo.reward_functions.plan import PlanScoring, check_validator, make_plan_reward
 from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model
 from jaxppo.reward_functions.sentiment import check_installed, make_sentiment_reward
-from jaxppo.rewards import Failed, Policy, Reward, RewardFunction, Rewards
+from jaxppo.rewards import Policy, Reward, RewardFunction, Rewards
 from jaxppo.run.alarms import DISAGREEMENTS
 from jaxppo.types import Params
 
@@ -89,7 +89,7 @@ def _server(config: RewardConfig, run: Context) -> RewardFunction:
         config.reward_server_url,
         timeout_s=config.reward_timeout_s or 30.0,
         with_columns=config.reward_server_columns,
-        on_error=lambda error: Failed("timeouts" if error.timed_out else "errors", str(error)),
+        on_error="failed",
     )
 
 

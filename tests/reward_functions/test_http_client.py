@@ -19,7 +19,7 @@ import pytest
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.reward_functions import http_client
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
-from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, Answer, encode_request, merge, read_answer
+from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, ScoreAnswer, encode_request, merge, read_answer
 from tests.commands import free_port
 from tests.reward_servers import PATIENCE_S, TOKEN, Script
 
@@ -164,8 +164,8 @@ def test_merge_weighs_metrics_by_rows_and_fills_columns():
     assert tenth * 3 / 3 != tenth  # hence a metric of one answer is not to be averaged
     merged = merge(
         [
-            Answer([1.0, 2.0, 3.0], {"mean": 0.5, "first": tenth}, {"verdict": ["a", "b", "c"]}),
-            Answer([None], {"mean": 0.1}, {}),
+            ScoreAnswer([1.0, 2.0, 3.0], {"mean": 0.5, "first": tenth}, {"verdict": ["a", "b", "c"]}),
+            ScoreAnswer([None], {"mean": 0.1}, {}),
         ]
     )
     assert merged.scores == [1.0, 2.0, 3.0, None]
@@ -282,12 +282,16 @@ def cut_off(connection):
     connection.send(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"scores": [1.0, ')
 
 
-@pytest.mark.parametrize(("serve", "timed_out"), [(hang, True), (drip, True), (cut_off, False)])
-def test_client_asks_a_server_that_does_not_get_to_an_end_again_for_a_bounded_time(serve, timed_out):
+@pytest.mark.parametrize(("serve", "kind"), [(hang, "timeouts"), (drip, "timeouts"), (cut_off, "errors")])
+def test_client_asks_a_server_that_does_not_get_to_an_end_again_for_a_bounded_time(serve, kind):
     metrics = {}
-    with raw_server(serve) as url, pytest.raises(RewardError, match="2 attempts") as refused:
-        ask(client_of(url, timeout_s=0.3, retries=1), log_metric=metrics.__setitem__)
-    assert refused.value.timed_out == timed_out and metrics == counts(1, 1, 1)
+    with raw_server(serve) as url:
+        client = client_of(url, timeout_s=0.3, retries=1, on_error="failed")
+        first, second = ask(client, log_metric=metrics.__setitem__)
+        with pytest.raises(RewardError) as refused:
+            ask(client_of(url, timeout_s=0.3, retries=0))
+    assert first == second and first.kind == kind and "2 attempts" in first.reason
+    assert refused.value.timed_out == (kind == "timeouts") and metrics == counts(1, 1, 1)
 
 
 def test_client_stops_reading_an_answer_without_an_end(monkeypatch):

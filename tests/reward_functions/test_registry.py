@@ -7,10 +7,7 @@ import pytest
 from jaxppo import toys
 from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError, ModelError
-from jaxppo.reward_functions import registry
-from jaxppo.reward_functions.http_client import RewardError
-from jaxppo.reward_functions.registry import Context, check, make_rewards
-from jaxppo.rewards import Failed
+from jaxppo.reward_functions.registry import check, make_rewards
 
 
 @pytest.mark.parametrize(
@@ -37,9 +34,6 @@ def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
             use(config)
 
 
-def test_what_a_reward_model_or_a_server_cannot_do_is_an_error_of_its_kind():
+def test_a_reward_model_is_refused_where_none_can_be_computed():
     with pytest.raises(ConfigError, match=r"^reward_funcs: .*'model'"):
         make_rewards(RewardConfig(reward_funcs=("model",), reward_model_path="x"))
-    client = registry._server(RewardConfig(reward_funcs=("server",), reward_server_url="http://x"), Context())
-    assert client._on_error(RewardError("late", timed_out=True)) == Failed("timeouts", "late")
-    assert client._on_error(RewardError("broken")) == Failed("errors", "broken")
