@@ -30,7 +30,7 @@ from jaxppo.reward_functions.http_contract import (
     read_request,
 )
 from jaxppo.reward_functions.registry import Context, check, make_rewards, text_reward_model_loader
-from jaxppo.rewards import Completions, Failed, call, missing_column, name_of
+from jaxppo.rewards import Completions, Failed, call, function_name, missing_column
 from jaxppo.run import cli
 from jaxppo.run.console import sanitize
 
@@ -83,7 +83,7 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
         raise Refusal(400, f"body: expected JSON, got: {redact(str(error))}") from None
     if not request.completions:
         return dumps({"scores": []})
-    name = name_of(reward)
+    name = function_name(reward)
     column = missing_column(reward, request.columns)
     if column is not None:
         columns = ", ".join(sorted(request.columns)) or "none"
@@ -97,7 +97,7 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
         # JSON has no NaN and no infinity.
         metrics = {name: value if is_finite(value) else None for name, value in scores.metrics.items()}
         content: dict[str, Any] = {"scores": scores.values, "metrics": metrics, "extras": scores.extras}
-        if scores.parts is not None:
+        if any(scores.parts):
             content["parts"] = [parts or None for parts in scores.parts]
         return dumps(content)
     except Exception as error:  # whatever a user's function raises is an answer to the client
@@ -120,7 +120,7 @@ class _Endpoint:
 
     async def health(self, _: "Request") -> "Response":
         """Answer that the server is up, also while rewards are computed, and without a token."""
-        return _json_response(200, dumps({"status": "ok", "reward": name_of(self._reward)}))
+        return _json_response(200, dumps({"status": "ok", "reward": function_name(self._reward)}))
 
     async def score(self, request: "Request") -> "Response":
         """Answer a request for scores."""
@@ -285,7 +285,7 @@ def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
     server = make_server(app)
     with _listen(config.host, config.port) as listener:
         _stop_by_signal(server)
-        print(f"reward {name_of(reward)} on {_address(listener)}", flush=True)
+        print(f"reward {function_name(reward)} on {_address(listener)}", flush=True)
         server.run([listener])
 
 

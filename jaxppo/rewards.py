@@ -6,8 +6,8 @@ completion, or None for one that it cannot score, or `Part`s: pieces of the comp
 its score. It may be `async`, also where an event loop runs already, as in a notebook. It may take `prompt_ids`, and
 `log_metric(name, value)` and `log_extra(column, values)` to report more, and `trainer_state`: how far training is.
 
-A `Reward` is one function with its weight, its cache and its failure policy; `Rewards` is the weighted sum of several.
-As in TRL, a score is the number that a completion gets.
+A `Reward` is one function with its weight, its cache and what happens where it fails; `Rewards` is the weighted sum of
+several. As in TRL, a score is the number that a completion gets.
 """
 
 import asyncio
@@ -16,15 +16,14 @@ import math
 import sys
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from numbers import Real
 from pathlib import Path
 from statistics import fmean, stdev
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.config.redact import redact
@@ -37,10 +36,10 @@ __all__ = [
     "Completions",
     "Failed",
     "Part",
-    "Policy",
     "Reward",
     "RewardFunction",
     "Rewards",
+    "Score",
     "Scores",
     "TrainerState",
     "call",
@@ -76,9 +75,12 @@ class Completions(NamedTuple):
 
     def rows(self, numbers: Sequence[int]) -> "Completions":
         """Return some of the completions."""
-        pick = lambda values: [values[i] for i in numbers]  # noqa: E731
-        columns = {name: pick(values) for name, values in self.columns.items()}
-        return Completions(pick(self.prompts), pick(self.texts), pick(self.ids), columns, self.trainer_state)
+
+        def select(values: list[Any]) -> list[Any]:
+            return [values[number] for number in numbers]
+
+        columns = {name: select(values) for name, values in self.columns.items()}
+        return Completions(select(self.prompts), select(self.texts), select(self.ids), columns, self.trainer_state)
 
 
 class Failed(NamedTuple):
@@ -92,11 +94,11 @@ class Part(NamedTuple):
     """A part of a score, and the piece of the completion that earned it.
 
     The reward is given at the last token that has something of the piece; where there is none (an empty piece, one
-    behind the text), at the last token of the completion.
+    after the text), at the last token of the completion.
 
     Attributes:
         start: the first character or token of the piece, counted from 0.
-        end: the one behind its last.
+        end: the one after its last.
         reward: the part.
         unit: what `start` and `end` count: characters of the completion's text, or its tokens.
     """
@@ -116,13 +118,13 @@ Score = float | Failed | None
 class Scores(NamedTuple):
     """Scores of a batch, and what the reward functions reported about them."""
 
-    values: list[Score]
+    values: list[Score]  # a `Reward` replaces `Failed`
     metrics: dict[str, float]
     extras: dict[str, list[Any]]  # one entry per completion
-    parts: list[Parts] | None = None  # one entry per completion, () for a score as a whole; None: all are
+    parts: list[Parts]  # one entry per completion, () for a score as a whole
 
 
-_LARGEST = 3.4028234e38
+MAX_SCORE = 3.4028234e38
 """The devices compute in float32; what is larger would be infinite there."""
 
 Gather = Callable[[list[Scores]], list[list[Scores]]]
@@ -132,29 +134,59 @@ Scorer = Callable[[Completions], Scores]
 """One way of calling a reward function: for the batch, row by row, or in other processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """How a reward function is called.
+class ResultCache:
+    """Computes equal rows of a batch once, and keeps the latest results for later batches; safe for threads.
 
-    Attributes:
-        on_error: for completions on which it raises or returns no number.
-        on_timeout: for completions on which it takes too long, where its scorer has a time limit.
-        cache_size: results kept for repeated completions; 0 for none.
+    Args:
+        size: how many results are kept; the least recently used is dropped first.
     """
 
-    on_error: OnFailure = "stop"
-    on_timeout: OnFailure = "skip"
-    cache_size: int = 0
+    def __init__(self, size: int):
+        self._size = size
+        self._results: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def results(
+        self,
+        keys: Sequence[Hashable],
+        compute: Callable[[list[int]], Iterable[Any]],
+        may_keep: Callable[[Any], bool],
+    ) -> tuple[list[Any], int]:
+        """Return the result of each row, and how many rows were cached or equal to another of the batch.
+
+        Args:
+            keys: of each row, what its result depends on.
+            compute: from the numbers of rows to their results.
+            may_keep: whether a result may be given to a later batch; a failure may not happen again.
+        """
+        with self._lock:
+            results = {key: self._results[key] for key in keys if key in self._results}
+        new_rows: dict[Hashable, int] = {}
+        for row, key in enumerate(keys):
+            if key not in results:
+                new_rows.setdefault(key, row)
+        if new_rows:  # without the lock, since it may take long
+            results |= zip(new_rows, compute(list(new_rows.values())), strict=True)
+        with self._lock:
+            for key, result in results.items():
+                if may_keep(result):
+                    self._results[key] = result
+                    self._results.move_to_end(key)
+            while len(self._results) > self._size:
+                self._results.popitem(last=False)
+        return [results[key] for key in keys], len(keys) - len(new_rows)
 
 
 class Reward:
-    """A reward function with its name, weight and policy.
+    """A reward function with its name, its weight, its cache and what happens where it fails.
 
     Args:
         name: for metrics and messages.
         function: the reward function.
         weight: of its scores in the sum.
-        policy: how failures and repeated completions are handled.
+        on_error: for completions on which it raises or returns no number.
+        on_timeout: for completions on which it takes too long, where its scorer has a time limit.
+        cache_size: results kept for repeated completions; 0 for none.
         scorer: how the function is called; default: in this process, once per batch.
     """
 
@@ -164,64 +196,72 @@ class Reward:
         function: RewardFunction,
         *,
         weight: float = 1.0,
-        policy: Policy | None = None,
+        on_error: OnFailure = "stop",
+        on_timeout: OnFailure = "skip",
+        cache_size: int = 0,
         scorer: Scorer | None = None,
     ):
-        self.name, self.function, self.weight, self.policy = name, function, weight, policy or Policy()
-        how = _call_or_stop if self.policy.on_error == "stop" else _call_or_isolate
-        self._scorer = scorer or partial(how, name, function)
-        # What the result depends on, or does, besides the arguments of a completion.
-        self._cacheable = not _NOT_OF_ROWS & set(inspect.signature(function).parameters)
-        self._known: OrderedDict[Any, tuple[float | None, Parts]] = OrderedDict()
+        self.name = name
+        self.function = function
+        self.weight = weight
+        self._on_failure = {"errors": on_error, "timeouts": on_timeout}
+        if scorer is None:
+            scorer = partial(_call_or_stop if on_error == "stop" else _call_or_isolate, name, function)
+        self._scorer = scorer
+        # The result of such a function depends on more than the arguments of a completion, or is not all that it gives.
+        takes_more = _BATCH_ARGUMENTS & set(inspect.signature(function).parameters)
+        self._cache = ResultCache(cache_size) if cache_size and not takes_more else None
 
     def __call__(self, completions: Completions) -> Scores:
-        """Score completions; the policy replaces failures, and the metrics count them.
+        """Score completions; failures are replaced, and the metrics count them.
 
         Raises:
             DataError: the data lack a column that the function needs, or a failure has to stop the run.
         """
         check_columns(self.name, self.function, completions.columns)
-        scores, cached = self._with_cache(completions)
-        values = [self._replaced(row, value) for row, value in enumerate(scores.values)]
-        counts = Counter(value.kind for value in scores.values if isinstance(value, Failed))
+        scores, num_hits = self._score(completions)
+        failures = [score if isinstance(score, Failed) else None for score in scores.values]
+        values = [self._replace_failure(row, score) for row, score in enumerate(scores.values)]
+        counts = Counter(failure.kind for failure in failures if failure is not None)
         metrics = {
             "reward/errors": counts["errors"],
             "reward/timeouts": counts["timeouts"],
-            "cache/reward_hits": cached + scores.metrics.get("cache/reward_hits", 0),
+            "cache/reward_hits": num_hits + scores.metrics.get("cache/reward_hits", 0),
         }
-        reasons = {f"{self.name}_failed": [getattr(value, "reason", None) for value in scores.values]} if counts else {}
-        return Scores(values, scores.metrics | metrics, scores.extras | reasons, scores.parts)
+        extras = scores.extras
+        if counts:
+            reasons = [None if failure is None else failure.reason for failure in failures]
+            extras = extras | {f"{self.name}_failed": reasons}
+        return Scores(values, scores.metrics | metrics, extras, scores.parts)
 
     def close(self) -> None:
         """Release what the function holds, such as processes."""
         if callable(close := getattr(self._scorer, "close", None)):
             close()
 
-    def _with_cache(self, completions: Completions) -> tuple[Scores, int]:
+    def _score(self, completions: Completions) -> tuple[Scores, int]:
         """Return scores, and how many came from the cache or from an equal completion of the batch."""
-        if not self._cacheable or not self.policy.cache_size:
+        if self._cache is None:
             return self._scorer(completions), 0
-        arguments = arguments_of(self.function, completions)
-        columns = [[(name, _hashable(value)) for value in values] for name, values in arguments.items()]
-        keys = [tuple(column[row] for column in columns) for row in range(len(completions.texts))]
-        first = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._known}
-        unknown = sorted(first.values())
-        scores = self._scorer(completions.rows(unknown)) if unknown else Scores([], {}, {})
-        found = dict(zip((keys[row] for row in unknown), _in_pairs(scores), strict=True))
-        pairs = [found[key] if key in found else self._known[key] for key in keys]
-        for key in filter(self._known.__contains__, keys):
-            self._known.move_to_end(key)
-        self._known |= {key: pair for key, pair in found.items() if not isinstance(pair[0], Failed)}
-        while len(self._known) > self.policy.cache_size:
-            self._known.popitem(last=False)
-        return _of_pairs(pairs)._replace(metrics=scores.metrics), len(keys) - len(unknown)
+        metrics: dict[str, float] = {}
 
-    def _replaced(self, row: int, value: Any) -> float | None:
-        if not isinstance(value, Failed):
-            return value
-        action = self.policy.on_error if value.kind == "errors" else self.policy.on_timeout
+        def compute(rows: list[int]) -> Iterable[tuple[Score, Parts]]:
+            scores = self._scorer(completions.rows(rows))
+            metrics.update(scores.metrics)
+            return zip(scores.values, scores.parts, strict=True)
+
+        arguments = build_arguments(self.function, completions)
+        keys = [_row_key(arguments, row) for row in range(len(completions.texts))]
+        pairs, num_hits = self._cache.results(keys, compute, lambda pair: not isinstance(pair[0], Failed))
+        values = [value for value, _ in pairs]
+        return Scores(values, metrics, {}, [parts for _, parts in pairs]), num_hits
+
+    def _replace_failure(self, row: int, score: Score) -> float | None:
+        if not isinstance(score, Failed):
+            return score
+        action = self._on_failure[score.kind]
         if action == "stop":
-            raise DataError(f"reward {self.name}: expected a number for row {row}, got {value.reason}")
+            raise DataError(f"reward {self.name}: expected a number for row {row}, got {score.reason}")
         return None if action == "skip" else float(action)
 
 
@@ -252,24 +292,28 @@ class Rewards:
             DataError: see `Reward`.
         """
         completions = completions._replace(trainer_state=self.trainer_state)
-        terms = {reward: reward(completions) for reward in self.rewards}
+        terms = [reward(completions) for reward in self.rewards]
         if gather is not None:
-            everywhere = zip(*gather(list(terms.values())), strict=True)
-            terms = {reward: joined(scores) for reward, scores in zip(self.rewards, everywhere, strict=True)}
-        values = [self._sum(row) for row in zip(*(scores.values for scores in terms.values()), strict=True)]
+            # Exchanged before they are added up, as counts add up and means do not.
+            terms = [join_scores(processes) for processes in zip(*gather(terms), strict=True)]
+        columns = [scores.values for scores in terms]
+        values = [self._sum(row) for row in zip(*columns, strict=True)]
         metrics: dict[str, float] = {}
         extras: dict[str, list[Any]] = {}
         counts: Counter[str] = Counter()
-        for reward, scores in terms.items():
+        for reward, scores in zip(self.rewards, terms, strict=True):
             counts.update({name: int(scores.metrics[name]) for name in _COUNTS})
             metrics |= {name: value for name, value in scores.metrics.items() if name not in _COUNTS}
-            if numbers := [value for value in scores.values if value is not None]:  # under TRL's names
+            numbers = [value for value in scores.values if value is not None]
+            if numbers:  # under TRL's names
                 metrics[f"rewards/{reward.name}/mean"] = fmean(numbers)
                 metrics[f"rewards/{reward.name}/std"] = stdev(numbers) if len(numbers) > 1 else 0.0
-            extras |= scores.extras | ({f"reward_{reward.name}": scores.values} if len(terms) > 1 else {})
-        unscored = sum(value is None for value in values)
-        metrics |= dict(counts) | {_UNSCORED: unscored}
-        return Scores(values, metrics, extras, self._weighted_parts(list(terms.values())))
+            extras |= scores.extras
+            if len(terms) > 1:
+                extras[f"reward_{reward.name}"] = scores.values
+        metrics |= dict(counts)
+        metrics[_UNSCORED] = values.count(None)
+        return Scores(values, metrics, extras, self._weighted_parts(terms))
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise a `DataError` unless the data have every column that the functions need, and none that hides ours.
@@ -277,11 +321,11 @@ class Rewards:
         Args:
             names: of the columns of the data, without `prompt_ids`, which every batch has.
         """
-        for name in (*OWN_ARGUMENTS, PROMPT_IDS):
+        for name in (*RESERVED_NAMES, PROMPT_IDS):
             if name in names:
                 fix = f"rename it in the data, such as to data_{name}"
-                expected = "another name, as reward functions are given something else by this one"
-                raise DataError(f"column {name!r} of the data: expected {expected}; {fix}")
+                reason = "another name, as reward functions are given something else by this one"
+                raise DataError(f"column {name!r} of the data: expected {reason}; {fix}")
         for reward in self.rewards:
             check_columns(reward.name, reward.function, [*names, PROMPT_IDS])
 
@@ -290,22 +334,21 @@ class Rewards:
         for reward in self.rewards:
             reward.close()
 
-    def _sum(self, values: Sequence[float | None]) -> float | None:
+    def _sum(self, values: Sequence[Any]) -> float | None:
         pairs = zip(self.rewards, values, strict=True)
         terms = [reward.weight * value for reward, value in pairs if value is not None]
         total = math.fsum(terms)
-        if abs(total) > _LARGEST:
+        if abs(total) > MAX_SCORE:
             raise DataError(f"reward_weights: expected sums that float32 can hold, got {total:.4g}; lower them")
         return total if terms else None
 
-    def _weighted_parts(self, terms: Sequence[Scores]) -> list[Parts] | None:
+    def _weighted_parts(self, terms: Sequence[Scores]) -> list[Parts]:
         """Put the parts of all functions together, row by row; a number that replaces a failure has none."""
-        weighted = [
-            [tuple(part._replace(reward=reward.weight * part.reward) for part in parts) for parts in scores.parts]
-            for reward, scores in zip(self.rewards, terms, strict=True)
-            if scores.parts is not None
-        ]
-        return [tuple(chain.from_iterable(row)) for row in zip(*weighted, strict=True)] if weighted else None
+        rows: list[list[Part]] = [[] for _ in terms[0].parts] if terms else []
+        for reward, scores in zip(self.rewards, terms, strict=True):
+            for row, parts in zip(rows, scores.parts, strict=True):
+                row += [part._replace(reward=reward.weight * part.reward) for part in parts]
+        return [tuple(row) for row in rows]
 
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
@@ -314,54 +357,72 @@ _AUDIT = ("reward/val_audited", "reward/val_disagreements", "reward/val_failed",
 _SUMMED = (*_COUNTS, _UNSCORED, *_AUDIT)
 
 
-def name_of(reward: RewardFunction) -> str:
+def function_name(reward: RewardFunction) -> str:
     """Return the name of a reward function for metrics and messages."""
     return getattr(reward, "__name__", type(reward).__name__)
 
 
 def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> None:
     """Raise a `DataError` that names the first column that a reward function needs and the data lack."""
-    if (needed := missing_column(reward, columns)) is not None:
-        got, fix = ", ".join(sorted(columns)), "use data that has it, or give the parameter a default"
-        meant = did_you_mean(needed, OWN_ARGUMENTS) if needed in ("prompt", "completion") else ""
-        raise DataError(f"reward {name}: expected a data column {needed!r}, got {got}; {fix}{meant}")
+    column = missing_column(reward, columns)
+    if column is not None:
+        available = ", ".join(sorted(columns))
+        fix = "use data that has it, or give the parameter a default"
+        hint = did_you_mean(column, RESERVED_NAMES) if column in ("prompt", "completion") else ""
+        raise DataError(f"reward {name}: expected a data column {column!r}, got {available}; {fix}{hint}")
 
 
 def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
     """Return the first column that a reward function needs and the data lack, or None."""
-    given = {*columns, *OWN_ARGUMENTS}
+    available = {*columns, *RESERVED_NAMES}
     for name, parameter in inspect.signature(reward).parameters.items():
-        named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        if named and parameter.default is parameter.empty and name not in given:
+        by_name = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if by_name and parameter.default is parameter.empty and name not in available:
             return name
     return None
 
 
-_NOT_OF_ROWS = frozenset(("log_metric", "log_extra", "trainer_state"))
-OWN_ARGUMENTS = ("prompts", "completions", "completion_ids", *sorted(_NOT_OF_ROWS))
+_BATCH_ARGUMENTS = frozenset(("log_metric", "log_extra", "trainer_state"))
+
+RESERVED_NAMES = ("prompts", "completions", "completion_ids", *sorted(_BATCH_ARGUMENTS))
 """What reward functions are given beside the columns of the data, none of which may be called so."""
 
 PROMPT_IDS = "prompt_ids"
 """The column that the run adds to those of the data: the token ids of each prompt."""
 
 
-def arguments_of(reward: RewardFunction, completions: Completions, **others: Any) -> dict[str, Any]:
-    """Return the arguments that a function takes, by the names of its parameters."""
-    own = {"prompts": completions.prompts, "completions": completions.texts, "completion_ids": completions.ids}
-    arguments = completions.columns | own | others
+def build_arguments(
+    reward: RewardFunction, completions: Completions, reports: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the arguments that a function takes, by the names of its parameters.
+
+    Args:
+        reward: the function.
+        completions: to score.
+        reports: `log_metric` and `log_extra`; default: without them.
+    """
+    arguments: dict[str, Any] = {
+        **completions.columns,
+        "prompts": completions.prompts,
+        "completions": completions.texts,
+        "completion_ids": completions.ids,
+        **(reports or {}),
+    }
     parameters = inspect.signature(reward).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    chosen = {name: _copied(values) for name, values in arguments.items() if takes_all or name in parameters}
+    chosen = {name: _copy(values) for name, values in arguments.items() if takes_all or name in parameters}
     # Only by name: in `**columns`, everything is a list with an entry for each completion.
-    return chosen | ({"trainer_state": completions.trainer_state} if "trainer_state" in parameters else {})
+    if "trainer_state" in parameters:
+        chosen["trainer_state"] = completions.trainer_state
+    return chosen
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Copy lists and mappings: a function that changes its own changes nothing for the next one and for the logs."""
     if isinstance(value, list):
-        return [_copied(entry) for entry in value]
+        return [_copy(entry) for entry in value]
     if isinstance(value, dict):
-        return {name: _copied(entry) for name, entry in value.items()}
+        return {name: _copy(entry) for name, entry in value.items()}
     return value
 
 
@@ -377,10 +438,9 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
         return await values
 
     reports = Reports(name, len(completions.texts))
-    values = reward(**arguments_of(reward, completions, **reports.arguments))
+    values = reward(**build_arguments(reward, completions, reports.arguments))
     numbers = run_to_end(awaited()) if inspect.isawaitable(values) else values
-    scores = checked(name, numbers, len(completions.texts))
-    return scores._replace(metrics=reports.metrics, extras=reports.extras)
+    return reports.with_scores(numbers)
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -400,32 +460,54 @@ class Reports:
     """Collects what a function reports about `count` completions by `log_metric` and `log_extra`."""
 
     def __init__(self, name: str, count: int):
-        self._name, self._count = name, count
+        self._name = name
+        self._count = count
         self.metrics: dict[str, float] = {}
         self.extras: dict[str, list[Any]] = {}
         self.arguments = {"log_metric": self._log_metric, "log_extra": self._log_extra}
 
+    def with_scores(self, values: Any) -> Scores:
+        """Return what a function gave as scores, with its reports.
+
+        A value that is no finite number, nor parts of one, becomes `Failed`.
+
+        Raises:
+            DataError: there is not one value for each completion.
+        """
+        if isinstance(values, Mapping | Set | str):
+            kind = f"a {type(values).__name__}, which has no number for each completion"
+            raise DataError(f"reward {self._name}: expected a list of {self._count} numbers, got {kind}")
+        try:
+            count = len(values)
+        except TypeError:  # a single number, also of an array library
+            count = type(values).__name__
+        if count != self._count:
+            fix = "a reward for each completion"
+            raise DataError(f"reward {self._name}: expected {self._count} values, got {count}; {fix}")
+        pairs = [_to_score(value) for value in _to_python(values)]
+        return Scores([score for score, _ in pairs], self.metrics, self.extras, [parts for _, parts in pairs])
+
     def _log_metric(self, name: str, value: Any) -> None:
         if not may_report(name):
-            expected = "a name for log_metric of at most 100 printable characters that the run does not use, reward/..."
-            raise DataError(f"reward {self._name}: expected {expected} for instance, got {name!r:.120}")
+            rule = "a name for log_metric of at most 100 printable characters that the run does not use, reward/..."
+            raise DataError(f"reward {self._name}: expected {rule} for instance, got {name!r:.120}")
         try:
             number = float(value)
         except (TypeError, ValueError):
             number = None
         if number is None or (name in _COUNTS and not math.isfinite(number)):
-            expected = f"a number for log_metric {name!r}"
-            raise DataError(f"reward {self._name}: expected {expected}, got {value!r:.80}")
+            raise DataError(f"reward {self._name}: expected a number for log_metric {name!r}, got {value!r:.80}")
         self.metrics[name] = number
 
     def _log_extra(self, column: str, values: Sequence[Any]) -> None:
         if column in SAMPLE_COLUMNS:
-            taken = ", ".join(SAMPLE_COLUMNS)
-            raise DataError(f"reward {self._name}: expected a column of log_extra other than {taken}, got {column!r}")
+            reserved = ", ".join(SAMPLE_COLUMNS)
+            rule = f"a column of log_extra other than {reserved}"
+            raise DataError(f"reward {self._name}: expected {rule}, got {column!r}")
         values = list(values)
         if len(values) != self._count:
-            expected = f"{self._count} values, one for each completion, for log_extra {column!r}"
-            raise DataError(f"reward {self._name}: expected {expected}, got {len(values)}")
+            rule = f"{self._count} values, one for each completion, for log_extra {column!r}"
+            raise DataError(f"reward {self._name}: expected {rule}, got {len(values)}")
         self.extras[column] = list(map(json_value, values))
 
 
@@ -433,58 +515,33 @@ SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
 """The columns that every line of `samples.jsonl` has."""
 
 
-def checked(name: str, values: Any, expected: int) -> Scores:
-    """Return a score for each completion; one that is no finite number, nor parts of one, becomes `Failed`."""
-    if isinstance(values, Mapping | Set | str):
-        got = f"a {type(values).__name__}, which has no number for each completion"
-        raise DataError(f"reward {name}: expected a list of {expected} numbers, got {got}")
-    try:
-        count = len(values)
-    except TypeError:  # a single number, also of an array library
-        count = type(values).__name__
-    if count != expected:
-        raise DataError(f"reward {name}: expected {expected} values, got {count}; a reward for each completion")
-    return _of_pairs([_score(value) for value in _plain(values)])
-
-
-def _score(value: Any) -> tuple[float | Failed | None, Parts]:
+def _to_score(value: Any) -> tuple[Score, Parts]:
     """Return the number of a completion and its parts: it is their sum, rounded once."""
-    value = _plain(value)
+    value = _to_python(value)
     if isinstance(value, Failed) or not isinstance(value, list | tuple):  # `Failed` is a tuple, too
-        return _number(value), ()
-    parts = tuple(part for part in map(_part, value) if part is not None)
+        return _to_number(value), ()
+    parts = tuple(part for part in map(_to_part, value) if part is not None)
     if len(parts) < len(value):
-        expected = "expected parts (start, end, reward) of integers 0 <= start <= end and a finite number"
-        return Failed("errors", redact(f"{value!r}")[:80] + f"; {expected}"), ()
-    total = _number(math.fsum(part.reward for part in parts))
+        rule = "expected parts (start, end, reward) of integers 0 <= start <= end and a finite number"
+        return Failed("errors", redact(f"{value!r}")[:80] + f"; {rule}"), ()
+    total = _to_number(math.fsum(part.reward for part in parts))
     return total, () if isinstance(total, Failed) else parts
 
 
-def _part(entry: Any) -> Part | None:
+def _to_part(entry: Any) -> Part | None:
     """Return a part if it is one."""
     if not isinstance(entry, list | tuple) or not 3 <= len(entry) <= 4:
         return None
-    part = Part(*map(_plain, entry))
-    whole = all(isinstance(place, int) and not isinstance(place, bool) for place in part[:2])
-    reward = _number(part.reward)
-    if not whole or not 0 <= part.start <= part.end or part.unit not in ("characters", "tokens"):
+    part = Part(*map(_to_python, entry))
+    are_integers = all(isinstance(place, int) and not isinstance(place, bool) for place in part[:2])
+    if not are_integers or not 0 <= part.start <= part.end or part.unit not in ("characters", "tokens"):
         return None
+    reward = _to_number(part.reward)
     return part._replace(reward=reward) if isinstance(reward, float) else None
 
 
-def _in_pairs(scores: Scores) -> list[tuple[Any, Parts]]:
-    """Return each score with its parts."""
-    return list(zip(scores.values, scores.parts or [()] * len(scores.values), strict=True))
-
-
-def _of_pairs(pairs: Sequence[tuple[Any, Parts]]) -> Scores:
-    """Return scores, from each with its parts."""
-    parts = [parts for _, parts in pairs]
-    return Scores([value for value, _ in pairs], {}, {}, parts if any(parts) else None)
-
-
-def _number(value: Any) -> float | Failed | None:
-    value = _plain(value)
+def _to_number(value: Any) -> Score:
+    value = _to_python(value)
     if value is None or isinstance(value, Failed):
         return value
     if not isinstance(value, Real):
@@ -493,12 +550,12 @@ def _number(value: Any) -> float | Failed | None:
         number = float(value)
     except OverflowError:
         number = sys.float_info.max
-    if abs(number) <= _LARGEST:
+    if abs(number) <= MAX_SCORE:
         return number
     return Failed("errors", f"{number:.4g}" + (", more than float32 can hold" if math.isfinite(number) else ""))
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Return arrays and their entries as lists and numbers of Python."""
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -508,19 +565,19 @@ def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -
     try:
         return call(name, reward, completions)
     except Exception as error:
-        file = _file_of(reward)
+        file = _source_file(reward)
         is_ours = file is not None and Path(file).is_relative_to(Path(__file__).parent)
         if is_ours or isinstance(error, JaxppoError):
             raise
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        place = f" in line {lines[-1].lineno} of {file}" if lines else ""
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        line = f" in line {frames[-1].lineno} of {file}" if frames else ""
         fix = "fix it, or leave out the completions on which it fails with --on_error skip"
         raise DataError(
-            f"reward {name}: expected a number for each completion, got {reason_of(error)}{place}; {fix}"
+            f"reward {name}: expected a number for each completion, got {describe_error(error)}{line}; {fix}"
         ) from error
 
 
-def _file_of(function: Any) -> str | None:
+def _source_file(function: Any) -> str | None:
     """Return the file that defines a function; None where that is not known."""
     while isinstance(function, partial):
         function = function.func
@@ -534,7 +591,7 @@ def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions
     try:
         return call(name, reward, completions)
     except Exception:
-        return joined([call_row(name, reward, completions.rows([row])) for row in range(len(completions.texts))])
+        return join_scores([call_row(name, reward, completions.rows([row])) for row in range(len(completions.texts))])
 
 
 def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
@@ -542,31 +599,48 @@ def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
     try:
         return call(name, reward, row)
     except Exception as error:
-        return Scores([Failed("errors", reason_of(error))], {}, {})
+        return failed_row("errors", describe_error(error))
 
 
-def reason_of(error: BaseException) -> str:
+def failed_row(kind: Literal["errors", "timeouts"], reason: str) -> Scores:
+    """Return the scores of a single completion on which a function failed."""
+    return Scores([Failed(kind, reason)], {}, {}, [()])
+
+
+def describe_error(error: BaseException) -> str:
     """Describe an exception in one short line."""
     return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
 
 
-def joined(parts: Sequence[Scores]) -> Scores:
-    """Join the scores of consecutive completions; a metric is the mean over the parts that have it, a count the sum."""
-    names = dict.fromkeys(name for part in parts for name in part.metrics)
-    columns = dict.fromkeys(column for part in parts for column in part.extras)
-    over_parts = lambda name: sum if name in _SUMMED else fmean  # noqa: E731
-    metrics = {name: over_parts(name)([part.metrics[name] for part in parts if name in part.metrics]) for name in names}
-    extras = {
-        column: [value for part in parts for value in part.extras.get(column, [None] * len(part.values))]
-        for column in columns
-    }
-    pairs = [pair for part in parts for pair in _in_pairs(part)]
-    return _of_pairs(pairs)._replace(metrics=metrics, extras=extras)
+def join_scores(batches: Sequence[Scores]) -> Scores:
+    """Join the scores of consecutive completions.
+
+    A metric is the mean over the batches that have it, a count the sum; a column that a batch lacks is None there.
+    """
+    joined = Scores([], {}, {}, [])
+    metric_values: dict[str, list[float]] = {}
+    for scores in batches:
+        for name, value in scores.metrics.items():
+            metric_values.setdefault(name, []).append(value)
+        for column in scores.extras:
+            joined.extras.setdefault(column, [None] * len(joined.values))
+        for column, values in joined.extras.items():
+            values += scores.extras.get(column, [None] * len(scores.values))
+        joined.values.extend(scores.values)
+        joined.parts.extend(scores.parts)
+    for name, values in metric_values.items():
+        joined.metrics[name] = sum(values) if name in _SUMMED else fmean(values)
+    return joined
 
 
-def _hashable(value: Any) -> Any:
+def _row_key(arguments: Mapping[str, Sequence[Any]], row: int) -> Hashable:
+    return tuple((name, _to_key(values[row])) for name, values in arguments.items())
+
+
+def _to_key(value: Any) -> Hashable:
+    """Return what stands for a value in the key of a cache; True, 1 and 1.0 are equal and not the same."""
     if isinstance(value, Mapping):
-        return tuple((name, _hashable(entry)) for name, entry in value.items())
+        return tuple((name, _to_key(entry)) for name, entry in value.items())
     if isinstance(value, list | tuple):
-        return tuple(map(_hashable, value))
-    return (type(value), value) if getattr(value, "__hash__", None) else repr(value)  # True == 1 == 1.0
+        return tuple(map(_to_key, value))
+    return (type(value), value) if getattr(value, "__hash__", None) else repr(value)

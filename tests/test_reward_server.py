@@ -29,7 +29,7 @@ from jaxppo.reward_functions.http_client import RewardClient, RewardError
 from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
 from jaxppo.reward_functions.plan import make_plan_reward
 from jaxppo.reward_server import make_function, serve
-from jaxppo.rewards import checked
+from jaxppo.rewards import Reports
 from tests.commands import environment
 from tests.pages import blocks
 from tests.plan_texts import random_completions
@@ -117,7 +117,7 @@ def scored(reward, rows, texts):
         **{name: [row[name] for row in rows] for name in rows[0]},
     )
     own_metrics = {name: value for name, value in metrics.items() if "reward_server/" not in name}
-    return checked("plan", values, len(rows)), own_metrics, extras
+    return Reports("plan", len(rows)).with_scores(values), own_metrics, extras
 
 
 def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks():
@@ -137,7 +137,7 @@ def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks
         cut_scores, cut_metrics, cut_extras = scored(RewardClient(url, with_columns=True, batch_size=7), rows, texts)
     assert (cut_scores, cut_extras) == (scores, extras)
     assert cut_metrics["reward/mean"] == pytest.approx(metrics["reward/mean"], abs=1e-12)
-    assert scores.parts is not None and len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
+    assert all(scores.parts) and len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
     with running(make_plan_reward()) as url:
         answer = post(url, {"model": "model", "messages": ["unstack b a"]})
         assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]

@@ -15,7 +15,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Failed, Part, Policy, Reward, Rewards, TrainerState, call
+from jaxppo.rewards import Completions, Failed, Part, Reward, Rewards, TrainerState, call
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -25,10 +25,10 @@ def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
     return Completions(prompts, texts, [[len(text)] for text in texts], columns)
 
 
-def run_reward(function, columns=None, texts=("x", "yy", "zzz"), timeout_s=None, **policy):
+def run_reward(function, columns=None, texts=("x", "yy", "zzz"), timeout_s=None, **options):
     name = getattr(function, "__name__", "reward")
     scorer = None if timeout_s is None else Concurrent(name, function, timeout_s)
-    return Reward(name, function, policy=Policy(**policy), scorer=scorer)(batch(texts, columns))
+    return Reward(name, function, scorer=scorer, **options)(batch(texts, columns))
 
 
 NO_TROUBLE = {"reward/errors": 0, "reward/timeouts": 0, "cache/reward_hits": 0}
@@ -42,7 +42,7 @@ def test_reward_gives_a_function_every_column_by_name():
         return [float(len(text) == n) for text, n in zip(completions, answer, strict=True)]
 
     scores = run_reward(by_name, {"answer": [1, 7, 3], "unused": ["u"] * 3})
-    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {}, None)
+    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {}, [()] * 3)
     assert callable(seen.pop("log_metric")) and callable(seen.pop("log_extra"))
     assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[1], [2], [3]], "unused": ["u"] * 3}
     # Columns that a function does not take are left out.
@@ -243,7 +243,7 @@ def test_call_gives_parts_and_failures_as_they_are():
     assert call("bad", lambda completions: [[1]], batch(["a"])).values[0].__class__ is Failed
     late = Failed("timeouts", "no answer")  # a tuple, and no list of parts
     scores = call("late", lambda completions: [late, 1.0], batch(["a", "bc"]))
-    assert scores.values == [late, 1.0] and scores.parts is None
+    assert scores.values == [late, 1.0] and scores.parts == [(), ()]
 
 
 def test_parts_of_several_functions_are_weighted_and_numbers_are_in_none():
@@ -261,7 +261,7 @@ def test_parts_of_several_functions_are_weighted_and_numbers_are_in_none():
         (Part(0, 1, 4.0, "tokens"),),
         (Part(0, 2, 0.4), Part(0, 1, 1.0)),
     ]
-    assert Rewards([Reward("number", number)])(batch(TEXTS)).parts is None
+    assert Rewards([Reward("number", number)])(batch(TEXTS)).parts == [(), (), ()]
 
 
 @pytest.mark.parametrize("others", [by_words, lambda completions: [1.0] * len(completions)], ids=["parts", "numbers"])
@@ -396,7 +396,7 @@ def test_repeated_completions_are_asked_for_once():
         calls.append((completions, answer))
         return [[(0, 1, float(len(text) * n))] for text, n in zip(completions, answer, strict=True)]
 
-    reward = Reward("counted", counted, policy=Policy(cache_size=3))
+    reward = Reward("counted", counted, cache_size=3)
     first = reward(batch(["x", "yy", "x"], {"answer": [2, 2, 2]}, ["p"] * 3))
     assert first.values == [2.0, 4.0, 2.0] and calls == [(["x", "yy"], [2, 2])]
     assert first.metrics["cache/reward_hits"] == 1
@@ -422,7 +422,7 @@ def test_what_is_not_remembered_is_asked_for_again():
         return counted(completions)
 
     for function, size in ((counted, 0), (reporting, 10)):
-        reward = Reward("counted", function, policy=Policy(cache_size=size))
+        reward = Reward("counted", function, cache_size=size)
         assert reward(batch(["x", "x"])).metrics["cache/reward_hits"] == 0
     assert calls == [2, 2]
     # Failures are asked for again, and None is remembered.
@@ -434,7 +434,7 @@ def test_what_is_not_remembered_is_asked_for_again():
             raise OSError("not yet")
         return [None] * len(completions)
 
-    reward = Reward("improving", improving, policy=Policy(cache_size=10, on_error="skip"))
+    reward = Reward("improving", improving, cache_size=10, on_error="skip")
     for expected in (1, 1, 2):  # the batch of one fails, and is tried again by itself
         reward(batch(["x"]))
         assert len(calls) >= expected
@@ -446,7 +446,7 @@ def test_columns_of_any_kind_can_be_remembered_and_truths_are_no_numbers():
         numbers = [float(isinstance(value, bool)) + 2.0 * isinstance(value, float) for value in answer]
         return [number + 10 * len(tool["a"]) for number, tool in zip(numbers, tools, strict=True)]
 
-    reward = Reward("kind", kind, policy=Policy(cache_size=10))
+    reward = Reward("kind", kind, cache_size=10)
     columns = {"answer": [1, True, 1.0, [1], [True], 1, 1], "tools": [{"a": np.arange(1)}] * 6 + [{"a": np.arange(2)}]}
     scores = reward(batch(["x"] * 7, columns, ["p"] * 7))
     assert scores.values == [10.0, 11.0, 12.0, 10.0, 10.0, 10.0, 20.0]
@@ -473,18 +473,19 @@ def test_rewards_are_a_weighted_sum_without_the_functions_that_cannot_score_a_co
 
 
 def test_counts_add_up_over_functions_and_a_batch_without_any_score_has_the_reasons():
-    broken = Reward("broken", lambda completions: [math.nan, 1.0, 1.0], policy=Policy(on_error=0.0))
+    broken = Reward("broken", lambda completions: [math.nan, 1.0, 1.0], on_error=0.0)
     picky = Reward(
         "picky",
         lambda completions: [1 / (text != "yy") for text in completions],
-        policy=Policy(on_error="skip", cache_size=5),
+        on_error="skip",
+        cache_size=5,
     )
     together = Rewards([broken, picky])
     scores = together(batch())
     assert scores.metrics["reward/errors"] == 2 and scores.metrics["reward/not_scorable"] == 0
     assert scores.extras["broken_failed"] == ["nan", None, None]
     assert together(batch()).metrics["cache/reward_hits"] == 2  # all but the failed one
-    reward = Reward("broken", lambda completions: 1 / 0, policy=Policy(on_error="skip"))
+    reward = Reward("broken", lambda completions: 1 / 0, on_error="skip")
     scores = Rewards([reward])(batch())
     assert scores.values == [None] * 3 and scores.metrics["reward/not_scorable"] == 3
     assert all("ZeroDivision" in reason for reason in scores.extras["broken_failed"])
@@ -515,7 +516,7 @@ def test_a_function_that_asks_for_it_learns_how_far_training_is_and_is_not_remem
         assert "trainer_state" not in columns  # which has no entry for each completion
         return [0.0] * len(completions)
 
-    rewards = Rewards([Reward("seen", seen, policy=Policy(cache_size=10)), Reward("others", others)])
+    rewards = Rewards([Reward("seen", seen, cache_size=10), Reward("others", others)])
     assert rewards(batch()).values == [0.0] * 3
     for step in (3, 4):
         rewards.trainer_state = TrainerState(step, 8, 0.5, 16 * step, 128)

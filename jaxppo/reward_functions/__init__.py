@@ -9,7 +9,6 @@ __all__ = [
     "http_contract",
     "isolated",
     "judged",
-    "overlong",
     "plan",
     "registry",
     "reward_model",

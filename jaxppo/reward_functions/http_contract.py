@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.rewards import OWN_ARGUMENTS, Score
+from jaxppo.rewards import RESERVED_NAMES, Score
 from jaxppo.run.jsonl import plain
 
 TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
@@ -149,7 +149,7 @@ def read_request(body: bytes | bytearray) -> ScoreRequest:
     columns = content.get("columns", {})
     if not isinstance(columns, dict):
         raise DataError(f"columns: expected an object of lists, got {kind(columns)}")
-    if reserved := columns.keys() & set(OWN_ARGUMENTS):
+    if reserved := columns.keys() & set(RESERVED_NAMES):
         raise DataError(f"columns: expected names of data columns, got {min(reserved)}")
     check_lengths({"prompts": prompts, "completions": completions, "completion_ids": completion_ids}, len(texts))
     check_lengths(columns, len(texts))

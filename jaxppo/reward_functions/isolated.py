@@ -23,16 +23,15 @@ from jaxppo.errors import ConfigError
 from jaxppo.planning import kill_group
 from jaxppo.rewards import (
     Completions,
-    Failed,
     Reports,
     RewardFunction,
     Scores,
-    arguments_of,
+    build_arguments,
     call_row,
-    checked,
-    joined,
-    name_of,
-    reason_of,
+    describe_error,
+    failed_row,
+    function_name,
+    join_scores,
     run_to_end,
 )
 
@@ -41,7 +40,7 @@ if sys.platform == "win32":
 else:
     from multiprocessing.connection import Connection
 
-_START_S = 120.0
+START_TIMEOUT_S = 120.0
 """Seconds for a process to start and import the function."""
 
 
@@ -64,7 +63,7 @@ def import_function(path: str) -> Callable[..., Any]:
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
         if "/" in module or module.endswith(".py"):
             fix = f"a module, not a path: {module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
-        raise ConfigError(f"reward_funcs: expected a function at {path}, got {reason_of(error)}; {fix}") from error
+        raise ConfigError(f"reward_funcs: expected a function at {path}, got {describe_error(error)}; {fix}") from error
     if not callable(function):
         raise ConfigError(f"reward_funcs: expected a function at {path}, got {type(function).__name__}")
     return function
@@ -85,30 +84,36 @@ class Concurrent:
     """
 
     def __init__(self, name: str, function: RewardFunction, timeout_s: float):
-        self._name, self._function, self._timeout_s = name, function, timeout_s
+        self._name = name
+        self._function = function
+        self._timeout_s = timeout_s
 
     def __call__(self, completions: Completions) -> Scores:
         """Score completions, with `Failed` where the function raised or took too long."""
 
-        async def all_of_them() -> list[Scores]:
-            rows = (completions.rows([row]) for row in range(len(completions.texts)))
+        async def score_rows() -> list[Scores]:
+            rows = [completions.rows([number]) for number in range(len(completions.texts))]
             return await asyncio.gather(*map(self._score_row, rows))
 
-        return joined(run_to_end(all_of_them()))
+        return join_scores(run_to_end(score_rows()))
 
     async def _score_row(self, row: Completions) -> Scores:
         reports = Reports(self._name, 1)
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                values = await self._function(**arguments_of(self._function, row, **reports.arguments))
-            scores = checked(self._name, values, 1)
+                values = await self._function(**build_arguments(self._function, row, reports.arguments))
+            return reports.with_scores(values)
         except Exception as error:
-            failed = Failed("errors", reason_of(error))  # also a TimeoutError of the function's own
             if limit.expired():
-                failed = Failed("timeouts", f"no answer within {self._timeout_s:g} s")
-            scores = Scores([failed], {}, {})
-        return scores._replace(metrics=reports.metrics, extras=reports.extras)
+                scores = failed_row("timeouts", _no_answer(self._timeout_s))
+            else:  # also a TimeoutError of the function's own
+                scores = failed_row("errors", describe_error(error))
+            return scores._replace(metrics=reports.metrics, extras=reports.extras)
+
+
+def _no_answer(timeout_s: float) -> str:
+    return f"no answer within {timeout_s:g} s"
 
 
 class Workers:
@@ -121,30 +126,31 @@ class Workers:
     """
 
     def __init__(self, path: str, count: int, timeout_s: float):
-        self._path, self._timeout_s = path, timeout_s
-        self._idle: list[_Worker] = []
+        self._path = path
         self._count = count
+        self._timeout_s = timeout_s
+        self._idle: list[_Worker] = []
         atexit.register(self.close)
 
     def __call__(self, completions: Completions) -> Scores:
         """Score completions, with `Failed` where the function raised, took too long, or ended its process."""
-        waiting = deque(range(len(completions.texts)))
-        done: dict[int, Scores] = {}
+        num_rows = len(completions.texts)
+        waiting = deque(range(num_rows))
+        row_scores: dict[int, Scores] = {}
         busy: dict[_Worker, int] = {}
         try:
             while waiting or busy:
                 while waiting and len(busy) < self._count:
                     row = waiting.popleft()
                     busy[self._begin(completions.rows([row]))] = row
-                for worker in _ready(list(busy)):
-                    scores = worker.receive(self._timeout_s)
-                    done[busy.pop(worker)] = scores
+                for worker in _wait_for_any(list(busy)):
+                    row_scores[busy.pop(worker)] = worker.receive(self._timeout_s)
                     if worker.is_alive:
                         self._idle.append(worker)
         finally:
-            for worker in busy:
+            for worker in busy:  # an exception or Ctrl-C: their answers would be taken for those of the next rows
                 worker.kill()
-        return joined([done[row] for row in range(len(completions.texts))])
+        return join_scores([row_scores[row] for row in range(num_rows)])
 
     def _begin(self, row: Completions) -> "_Worker":
         """Give a row to an idle process, or to a new one where no idle process is still alive."""
@@ -170,41 +176,42 @@ class _Worker:
     """One process, with one completion at a time."""
 
     def __init__(self, path: str):
-        self.connection, theirs = Pipe()
+        self.connection, child_connection = Pipe()
+        handle = child_connection.fileno()
         if sys.platform == "win32":
-            os.set_handle_inheritable(theirs.fileno(), True)
+            os.set_handle_inheritable(handle, True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(theirs.fileno())],
+            [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(handle)],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # what it starts is killed with it
             close_fds=sys.platform != "win32",
-            pass_fds=() if sys.platform == "win32" else (theirs.fileno(),),
+            pass_fds=() if sys.platform == "win32" else (handle,),
         )
-        theirs.close()  # so that the end of the process is the end of the connection
+        child_connection.close()  # so that the end of the process is the end of the connection
         self.is_alive = True
         self.deadline = 0.0
         try:
-            ready = self.connection.recv() if self.connection.poll(_START_S) else "no answer"
+            greeting = self.connection.recv() if self.connection.poll(START_TIMEOUT_S) else "no answer"
         except (EOFError, OSError):
-            ready = "one that ended"
-        if ready != "ready":
+            greeting = "one that ended"
+        if greeting != "ready":
             self.kill()
-            raise ConfigError(f"reward_funcs: expected a process that imports {path}, got {ready}")
+            raise ConfigError(f"reward_funcs: expected a process that imports {path}, got {greeting}")
 
     def send(self, row: Completions, timeout_s: float) -> None:
         self.deadline = time.monotonic() + timeout_s
         self.connection.send(row)
 
     def receive(self, timeout_s: float) -> Scores:
-        """Return the scores if they are there; kill the process where they are not."""
+        """Return the scores if they have arrived; kill the process if they have not."""
         try:
             if self.connection.poll(0):
                 return self.connection.recv()
         except (EOFError, OSError):
-            self.kill()
-            return Scores([Failed("errors", f"its process ended with {self._process.wait()}")], {}, {})
+            self.kill()  # before its status is read: it may have closed the connection and gone on
+            return failed_row("errors", f"its process ended with {self._process.returncode}")
         self.kill()
-        return Scores([Failed("timeouts", f"no answer within {timeout_s:g} s")], {}, {})
+        return failed_row("timeouts", _no_answer(timeout_s))
 
     def kill(self) -> None:
         self.is_alive = False
@@ -213,10 +220,10 @@ class _Worker:
         self._process.wait()
 
 
-def _ready(busy: list[_Worker]) -> list[_Worker]:
+def _wait_for_any(busy: list[_Worker]) -> list[_Worker]:
     """Wait for the first process that has answered, ended or run out of time; return all such processes."""
-    left = min(worker.deadline for worker in busy) - time.monotonic()
-    answered = wait([worker.connection for worker in busy], timeout=max(0.0, left))
+    timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
+    answered = wait([worker.connection for worker in busy], timeout=max(0.0, timeout_s))
     now = time.monotonic()
     return [worker for worker in busy if worker.connection in answered or worker.deadline <= now]
 
@@ -235,7 +242,7 @@ def _serve(path: str, handle: str) -> None:
                 row = connection.recv()
             except EOFError:
                 return
-            connection.send(call_row(name_of(function), function, row))
+            connection.send(call_row(function_name(function), function, row))
 
 
 if __name__ == "__main__":

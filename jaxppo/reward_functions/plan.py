@@ -5,10 +5,8 @@ where its beginning is a plan: otherwise a plan followed by junk would be reward
 """
 
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.errors import ValidatorError
@@ -29,6 +27,7 @@ from jaxppo.planning.language.overlap import NormaliseBy, lccs, lcs, per_action
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
 from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.validate.audit import Audit
+from jaxppo.rewards import ResultCache
 
 VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
 """Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
@@ -90,14 +89,13 @@ class PlanJudge:
     """Judges completions, and caches the latest outcomes, since models repeat themselves.
 
     Args:
-        scoring: how.
+        scoring: how plans are judged and rewarded.
         cache_size: number of outcomes kept; 0 for none.
     """
 
     def __init__(self, scoring: PlanScoring, cache_size: int = 0):
-        self.scoring, self._size = scoring, cache_size
-        self._known: OrderedDict[_Case, PlanOutcome] = OrderedDict()
-        self._lock = Lock()  # a reward server calls it in several threads
+        self._scoring = scoring
+        self._cache = ResultCache(cache_size)
 
     def __call__(
         self,
@@ -112,23 +110,15 @@ class PlanJudge:
         references = map(reference_plans, reference_plan)
         rows = zip(completions, domain_pddl, problem_pddl, references, prompt_style, strict=True)
         cases = [_Case(*row) for row in rows]
-        with self._lock:
-            known = {case: self._known[case] for case in cases if case in self._known}
-        unknown = list(dict.fromkeys(case for case in cases if case not in known))
-        judged = dict(zip(unknown, _judge(unknown, self.scoring), strict=True))
-        self._keep(known | judged)
-        found = known | judged
-        return [found[case] for case in cases], len(cases) - len(unknown)
 
-    def _keep(self, found: Mapping[_Case, PlanOutcome]) -> None:
-        """Keep the outcomes, as the latest; that VAL gave no verdict this time is none."""
-        with self._lock:
-            for case, outcome in found.items():
-                if self.scoring.validator == "builtin" or outcome.verdict.error not in VALIDATOR_FAILURES:
-                    self._known[case] = outcome
-                    self._known.move_to_end(case)
-            while len(self._known) > self._size:
-                self._known.popitem(last=False)
+        def judge(numbers: list[int]) -> list[PlanOutcome]:
+            return _judge([cases[number] for number in numbers], self._scoring)
+
+        return self._cache.results(cases, judge, self._may_keep)
+
+    def _may_keep(self, outcome: PlanOutcome) -> bool:
+        # Where VAL gave no verdict, it may do so the next time; the limits of the built-in validator do not change.
+        return self._scoring.validator == "builtin" or outcome.verdict.error not in VALIDATOR_FAILURES
 
 
 def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, **columns: Any) -> list[PlanOutcome]:
@@ -140,58 +130,51 @@ def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, 
         columns: `domain_pddl`, `problem_pddl`, `reference_plan` and `prompt_style`, one entry per completion; a
             reference plan is a list of "(action args)" strings, or a list of such lists, of which the best counts.
     """
-    return PlanJudge(scoring or PlanScoring())(completions, **columns)[0]
+    outcomes, _ = PlanJudge(scoring or PlanScoring())(completions, **columns)
+    return outcomes
 
 
 def _judge(cases: Sequence[_Case], scoring: PlanScoring) -> list[PlanOutcome]:
+    """Judge cases; only texts that could be parsed reach a validator, all of them at once."""
     plans = [parse_completion(case.text, case.prompt_style, case.domain_pddl) for case in cases]
-    verdicts = _verdicts(cases, plans, scoring)
-    return [_outcome(*both, scoring) for both in zip(cases, plans, verdicts, strict=True)]
-
-
-def _verdicts(cases: Sequence[_Case], plans: Sequence[ParsedPlan], scoring: PlanScoring) -> list[PlanVerdict]:
-    """Judge the plans that could be parsed; other text never reaches a validator."""
-    verdicts = [_unreadable(plan) for plan in plans]
-    readable = [i for i, plan in enumerate(plans) if plan.error is None]
-    tasks = [(cases[i].domain_pddl, cases[i].problem_pddl, plans[i].actions) for i in readable]
-    judged = validate_many(tasks, scoring.validator, scoring.val_timeout_s)
-    for i, verdict in zip(readable, judged, strict=True):
-        verdicts[i] = verdict
-    return verdicts
-
-
-def _unreadable(plan: ParsedPlan) -> PlanVerdict:
-    return PlanVerdict.refused(PlanError.SYNTAX if plan.error is None else plan.error, plan.error_step)
+    tasks = [
+        (case.domain_pddl, case.problem_pddl, plan.actions)
+        for case, plan in zip(cases, plans, strict=True)
+        if plan.error is None
+    ]
+    verdicts = iter(validate_many(tasks, scoring.validator, scoring.val_timeout_s))
+    outcomes = []
+    for case, plan in zip(cases, plans, strict=True):
+        verdict = next(verdicts) if plan.error is None else PlanVerdict.refused(plan.error, plan.error_step)
+        outcomes.append(_outcome(case, plan, verdict, scoring))
+    return outcomes
 
 
 def _outcome(case: _Case, plan: ParsedPlan, verdict: PlanVerdict, scoring: PlanScoring) -> PlanOutcome:
-    references = [_actions(reference) for reference in case.references]
-    actions, steps = plan.actions, min(map(len, references), default=0)
-    if plan.error is not None:
+    actions = plan.actions
+    references = [tuple(map(parse_action, reference)) for reference in case.references]
+    steps = min(map(len, references), default=0)
+    if plan.error is not None:  # no credit for its beginning: a plan followed by junk would be rewarded as one
         return PlanOutcome(actions, verdict, 0.0, 0.0, 0.0, steps, False)
-    contiguous = max((lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
-    partial = contiguous if scoring.partial == "lccs" else _partial(case, actions, verdict, references, scoring)
+    overlap = max((lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
+    partial = overlap if scoring.partial == "lccs" else _partial(case, actions, verdict, references, scoring)
     holds_reference = any(reference and lcs(actions, reference, "reference") == 1.0 for reference in references)
     reward = 1.0 if verdict.valid else min(scoring.partial_scale * partial, BEST_INVALID)
-    return PlanOutcome(actions, verdict, contiguous, partial, reward, steps, holds_reference)
-
-
-def _actions(plan: Iterable[str]) -> Plan:
-    return tuple(map(parse_action, plan))
+    return PlanOutcome(actions, verdict, overlap, partial, reward, steps, holds_reference)
 
 
 def _partial(
     case: _Case, actions: Plan, verdict: PlanVerdict, references: Sequence[Plan], scoring: PlanScoring
 ) -> float:
+    """Compute the credit of a plan, in [0, 1], for `lcs`, `prefix` and `goal`."""
     if scoring.partial == "lcs":
         return max((lcs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
-    # VAL does not say how far a plan gets.
-    knows = verdict.executed_steps is not None
-    progress = verdict if knows else validate_actions(case.domain_pddl, case.problem_pddl, actions)
+    if verdict.executed_steps is None:  # VAL does not say how far a plan gets
+        verdict = validate_actions(case.domain_pddl, case.problem_pddl, actions)
     if scoring.partial == "goal":
-        return (progress.goals_reached or 0) / progress.goals if progress.goals else float(progress.executable)
+        return (verdict.goals_reached or 0) / verdict.goals if verdict.goals else float(verdict.executable)
     shortest = min(references, key=len, default=())
-    return per_action(progress.executed_steps or 0, actions, shortest, scoring.normalise_by)
+    return per_action(verdict.executed_steps or 0, actions, shortest, scoring.normalise_by)
 
 
 def reference_cost(domain_pddl: str, problem_pddl: str, references: Iterable[Plan]) -> float | None:
@@ -255,8 +238,8 @@ def make_plan_reward(
         prompt_style: list[str],
         **columns: Any,
     ) -> list[Any]:
-        outcomes, known = judge(
-            list(map(_text, completions)),
+        outcomes, num_cached = judge(
+            [_text(completion) for completion in completions],
             domain_pddl=domain_pddl,
             problem_pddl=problem_pddl,
             reference_plan=reference_plan,
@@ -268,7 +251,7 @@ def make_plan_reward(
                 metrics |= _audit_metrics(audit, outcomes, domain_pddl, problem_pddl)
             for name, value in metrics.items():
                 log_metric(f"reward/{name}", value)
-            log_metric("cache/reward_hits", known)
+            log_metric("cache/reward_hits", num_cached)
         if log_extra is not None:
             log_extra("verdict", [describe(outcome.verdict) for outcome in outcomes])
             log_extra("lccs", [outcome.lccs for outcome in outcomes])
@@ -299,16 +282,20 @@ def _audit_metrics(
 def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
     """Compute means over a batch: fractions of plans of each kind, overlap and reward."""
     count = max(1, len(outcomes))
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(values) / count
+
     return {
-        "plan_valid": sum(o.verdict.valid for o in outcomes) / count,
-        "plan_executable": sum(o.verdict.executable for o in outcomes) / count,
-        "plan_unreadable": sum(o.verdict.error is PlanError.SYNTAX for o in outcomes) / count,
-        "validator_failed": sum(o.verdict.error in VALIDATOR_FAILURES for o in outcomes) / count,
-        "lccs": sum(o.lccs for o in outcomes) / count,
-        "partial": sum(o.partial for o in outcomes) / count,
-        "mean": sum(o.reward for o in outcomes) / count,
-        "invalid_with_reference": sum(o.holds_reference and not o.verdict.valid for o in outcomes) / count,
-        "overlong": sum(len(o.actions) > LONG * max(1, o.reference_steps) for o in outcomes) / count,
+        "plan_valid": mean(outcome.verdict.valid for outcome in outcomes),
+        "plan_executable": mean(outcome.verdict.executable for outcome in outcomes),
+        "plan_unreadable": mean(outcome.verdict.error is PlanError.SYNTAX for outcome in outcomes),
+        "validator_failed": mean(outcome.verdict.error in VALIDATOR_FAILURES for outcome in outcomes),
+        "lccs": mean(outcome.lccs for outcome in outcomes),
+        "partial": mean(outcome.partial for outcome in outcomes),
+        "mean": mean(outcome.reward for outcome in outcomes),
+        "invalid_with_reference": mean(outcome.holds_reference and not outcome.verdict.valid for outcome in outcomes),
+        "overlong": mean(len(outcome.actions) > LONG * max(1, outcome.reference_steps) for outcome in outcomes),
     }
 
 

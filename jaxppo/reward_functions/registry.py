@@ -20,7 +20,7 @@ from jaxppo.reward_functions.isolated import Concurrent, Workers, import_functio
 from jaxppo.reward_functions.plan import PlanScoring, check_validator, make_plan_reward
 from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model
 from jaxppo.reward_functions.sentiment import check_installed, make_sentiment_reward
-from jaxppo.rewards import Policy, Reward, RewardFunction, Rewards
+from jaxppo.rewards import Reward, RewardFunction, Rewards
 from jaxppo.run.alarms import DISAGREEMENTS
 from jaxppo.types import Params
 
@@ -71,8 +71,8 @@ def _plan(config: RewardConfig, run: Context) -> RewardFunction:
     cache_size = PLAN_CACHE_SIZE if config.reward_cache_size is None else config.reward_cache_size
     audit = None
     if rate:
-        path = None if run.folder is None else run.folder / DISAGREEMENTS
-        audit = Audit(rate, run.seed, path, config.val_timeout_s)
+        folder = None if run.folder is None else run.folder / DISAGREEMENTS
+        audit = Audit(rate, run.seed, folder, config.val_timeout_s)
     return make_plan_reward(plan_scoring(config, run.validator), cache_size=cache_size, audit=audit)
 
 
@@ -146,14 +146,15 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
     if validator is not None and config.judges_plans:
         check_validator(validator)
     for name in config.reward_funcs:
-        known = name in BUILT_IN or ":" in name
-        require(known, "reward_funcs", f"{', '.join(BUILT_IN)} or module:function", name)
+        is_name = name in BUILT_IN or ":" in name
+        require(is_name, "reward_funcs", f"{', '.join(BUILT_IN)} or module:function", name)
     for name, built_in in BUILT_IN.items():
+        is_used = name in config.reward_funcs
         if built_in.setting is not None:
             value = getattr(config, built_in.setting)
-            expected = f"a value with {name} in reward_funcs, and None without"
-            require((value is not None) == (name in config.reward_funcs), built_in.setting, expected, value)
-        if built_in.check_installed is not None and name in config.reward_funcs:
+            rule = f"a value with {name} in reward_funcs, and None without"
+            require((value is not None) == is_used, built_in.setting, rule, value)
+        if built_in.check_installed is not None and is_used:
             built_in.check_installed()
 
 
@@ -169,29 +170,35 @@ def make_rewards(config: RewardConfig, run: Context | None = None) -> Rewards:
     """
     check(config)
     run = run or Context()
-    weights = config.reward_weights or (1.0,) * len(config.reward_funcs)
     rewards = []
-    for name, weight in zip(config.reward_funcs, weights, strict=True):
+    for name, weight in _weighted_names(config):
         function = BUILT_IN[name].make(config, run) if name in BUILT_IN else import_function(name)
         rewards.append(_reward(name, function, weight, config))
     return Rewards(rewards)
 
 
+def _weighted_names(config: RewardConfig) -> list[tuple[str, float]]:
+    weights = config.reward_weights or (1.0,) * len(config.reward_funcs)
+    return list(zip(config.reward_funcs, weights, strict=True))
+
+
 def _reward(name: str, function: RewardFunction, weight: float, config: RewardConfig) -> Reward:
-    is_theirs, timeout_s = ":" in name, config.reward_timeout_s
-    policy = Policy(
+    short_name = name.rpartition(":")[2]
+    scorer = None
+    if ":" in name and config.reward_timeout_s is not None:  # our own functions have limits of their own
+        if is_async(function):
+            scorer = Concurrent(short_name, function, config.reward_timeout_s)
+        else:
+            scorer = Workers(name, config.reward_workers, config.reward_timeout_s)
+    return Reward(
+        short_name,
+        function,
+        weight=weight,
         on_error=config.on_error,
         on_timeout=config.on_timeout,
         cache_size=config.reward_cache_size or 0,
+        scorer=scorer,
     )
-    scorer = None
-    short = name.rpartition(":")[2] if is_theirs else name
-    if is_theirs and timeout_s is not None:
-        if is_async(function):
-            scorer = Concurrent(short, function, timeout_s)
-        else:
-            scorer = Workers(name, config.reward_workers, timeout_s)
-    return Reward(short, function, weight=weight, policy=policy, scorer=scorer)
 
 
 # --- reward models
@@ -228,12 +235,17 @@ def reward_model_loader(
 
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
-        ends = policy.ends_beside(tokenizer.eos_token_id) if end_ids is None else end_ids
+        policy_end_ids = policy.ends_beside(tokenizer.eos_token_id) if end_ids is None else end_ids
         if _is_adapter(folder):
-            return load_reward_adapter(str(folder), policy, params, tokenizer, parallel, policy_end_ids=ends)
-        dtype = policy.compute_dtype or "float32"
-        settings: dict[str, Any] = {"policy_end_ids": ends, "system_prompt": system_prompt}
-        return load_reward_model(str(folder), tokenizer, parallel, dtype=dtype, **settings)
+            return load_reward_adapter(str(folder), policy, params, tokenizer, parallel, policy_end_ids=policy_end_ids)
+        return load_reward_model(
+            str(folder),
+            tokenizer,
+            parallel,
+            dtype=policy.compute_dtype or "float32",
+            policy_end_ids=policy_end_ids,
+            system_prompt=system_prompt,
+        )
 
     return load
 
@@ -268,8 +280,4 @@ def tell_inputs(write: Callable[[str], None], rewards: Rewards) -> None:
 
 def describe(config: RewardConfig) -> str:
     """Describe the reward in a few words."""
-    weights = config.reward_weights or (1.0,) * len(config.reward_funcs)
-    return " + ".join(
-        name if weight == 1.0 else f"{weight:g} {name}"
-        for name, weight in zip(config.reward_funcs, weights, strict=True)
-    )
+    return " + ".join(name if weight == 1.0 else f"{weight:g} {name}" for name, weight in _weighted_names(config))

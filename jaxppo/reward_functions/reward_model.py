@@ -72,18 +72,24 @@ class ModelReward:
         hf.check_tokenizer(tokenizer, model, name)
         if max_length is not None:
             models.check_length(model, max_length, f"{name}, max_length")
-        self.__name__, self.bias, self.truncated = name, bias, 0
+        self.__name__ = name
+        self.bias = bias
+        self.truncated = 0
         self.shares_vocabulary = policy_tokenizer is None or same_vocabulary(tokenizer, policy_tokenizer)
         self.params = parallel.put(params)
-        self._tokenizer, self._vocab_size, self._append_eos = tokenizer, model.vocab_size, append_eos
-        own_end = (policy_tokenizer or tokenizer).eos_token_id
-        self._policy_end_ids = (own_end,) if policy_end_ids is None else tuple(policy_end_ids)
+        self._tokenizer = tokenizer
+        self._vocab_size = model.vocab_size
+        self._append_eos = append_eos
+        if policy_end_ids is None:
+            policy_end_ids = ((policy_tokenizer or tokenizer).eos_token_id,)
+        self._policy_end_ids = tuple(policy_end_ids)
         has_template = bool(getattr(tokenizer, "chat_template", None))
         self._template = make_chat_template(
             tokenizer, DataConfig(system_prompt=system_prompt if has_template else None)
         )
-        own = f"texts by its own tokenizer: {self._template.describe()}"
-        self.reads = "the policy's tokens" if self.shares_vocabulary else own
+        self.reads = "the policy's tokens"
+        if not self.shares_vocabulary:
+            self.reads = f"texts by its own tokenizer: {self._template.describe()}"
         self._max_length = model.max_length if max_length is None else max_length
         self._scorer = RowScorer(model, parallel, batch_size, self._max_length)
 
@@ -106,7 +112,7 @@ class ModelReward:
             completion_ids: the policy's ids of each completion, with it; None: the texts are scored, each as ended.
             prompt_ids: the policy's ids of each prompt, without padding; default: the prompts are tokenized.
             messages: the turns before each completion, None for a plain prompt.
-            log_metric: told how many rows were too long.
+            log_metric: gets how many rows were too long, as `reward/truncated`.
             columns: not used.
 
         Returns:
@@ -121,13 +127,15 @@ class ModelReward:
         else:
             rows = self._rows_of_text(prompts, completions, completion_ids, messages)
         if self._append_eos:
-            end = self._template.end_id
-            rows = [row if row[-1:] == [end] else [*row, end] for row in rows]
+            rows = [self._with_end(row) for row in rows]
         self._check(rows)
-        cut = self._count_overlong(rows)
+        num_truncated = 0
+        if self._max_length is not None:
+            num_truncated = sum(len(row) > self._max_length for row in rows)
+            rows = [row[-self._max_length :] for row in rows]
+        self.truncated += num_truncated
         if log_metric is not None:
-            log_metric("reward/truncated", float(cut))
-        rows = rows if self._max_length is None else [row[-self._max_length :] for row in rows]
+            log_metric("reward/truncated", float(num_truncated))
         return (self._scorer(self.params, rows) - np.float32(self.bias)).tolist()
 
     def _rows_of_ids(
@@ -136,12 +144,14 @@ class ModelReward:
         completion_ids: Sequence[Sequence[int]],
         prompt_ids: Sequence[Sequence[int]] | None,
     ) -> list[list[int]]:
-        before = self.encode(prompts) if prompt_ids is None else prompt_ids
-        return [[*prompt, *self._ended(ids)] for prompt, ids in zip(before, completion_ids, strict=True)]
-
-    def _ended(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return a completion with the first of the policy's ends, which is that of training, whichever it chose."""
-        return [*ids[:-1], self._policy_end_ids[0]] if self._has_ended(ids) else ids
+        rows = []
+        if prompt_ids is None:
+            prompt_ids = self.encode(prompts)
+        for prompt, ids in zip(prompt_ids, completion_ids, strict=True):
+            # Whichever end the policy chose, the reward model was trained on the first.
+            end = self._policy_end_ids[:1] if self._is_ended(ids) else ids[-1:]
+            rows.append([*prompt, *ids[:-1], *end])
+        return rows
 
     def _rows_of_text(
         self,
@@ -151,26 +161,29 @@ class ModelReward:
         messages: Sequence[Any] | None,
     ) -> list[list[int]]:
         """Tokenize by the model's own template, and end those completions that the policy ended."""
-        ends = [True] * len(prompts) if completion_ids is None else [self._has_ended(ids) for ids in completion_ids]
         texts = []
-        for number, (prompt, completion, is_ended) in enumerate(zip(prompts, completions, ends, strict=True)):
-            turns = messages[number] if messages is not None and self._template.templated else None
+        ended = []
+        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             row = {
                 "id": f"{self.__name__}, row {number}",
                 "prompt": prompt,
                 "completion": completion,
-                "messages": turns,
+                "messages": messages[number] if messages is not None and self._template.templated else None,
             }
             text = self._template.row_texts(row)
+            is_ended = completion_ids is None or self._is_ended(completion_ids[number])
+            # The template closes every completion; one that was cut off stays open.
             shown = text.completion if is_ended else text.completion.removesuffix(self._template.end_text)
             texts.append(text.prompt + shown)
-        end = self._template.end_id
+            ended.append(is_ended)
         rows = self.encode(texts)
-        return [
-            [*row, end] if is_ended and row[-1:] != [end] else row for row, is_ended in zip(rows, ends, strict=True)
-        ]
+        return [self._with_end(row) if is_ended else row for row, is_ended in zip(rows, ended, strict=True)]
 
-    def _has_ended(self, ids: Sequence[int]) -> bool:
+    def _with_end(self, row: list[int]) -> list[int]:
+        end = self._template.end_id
+        return row if row[-1:] == [end] else [*row, end]
+
+    def _is_ended(self, ids: Sequence[int]) -> bool:
         """Return whether the policy ended a completion, which the text alone does not show."""
         return len(ids) > 0 and ids[-1] in self._policy_end_ids
 
@@ -190,14 +203,8 @@ class ModelReward:
             if not row:
                 raise DataError(f"{self.__name__}: expected a token in prompt or completion, got none in row {number}")
             if max(row) >= self._vocab_size:
-                expected = f"ids below its vocab_size={self._vocab_size}"
-                raise DataError(f"{self.__name__}: expected {expected}, got {max(row)} in row {number}")
-
-    def _count_overlong(self, rows: list[list[int]]) -> int:
-        """Count the rows that are too long."""
-        cut = 0 if self._max_length is None else sum(len(row) > self._max_length for row in rows)
-        self.truncated += cut
-        return cut
+                rule = f"ids below its vocab_size={self._vocab_size}"
+                raise DataError(f"{self.__name__}: expected {rule}, got {max(row)} in row {number}")
 
 
 def same_vocabulary(first: Any, second: Any) -> bool:
@@ -231,16 +238,20 @@ def load_reward_model(
     if loaded.fresh:
         raise ModelError(f"{folder}: expected a trained score head, got no tensor {', '.join(loaded.fresh)}")
     settings = {"bias": hf.reward_bias(config), "name": Path(path).name} | settings
-    model, tokenizer = models.computing_in(config, dtype), hf.load_tokenizer(folder)
     return ModelReward(
-        model, loaded.params, tokenizer, parallel=parallel, policy_tokenizer=policy_tokenizer, **settings
+        models.computing_in(config, dtype),
+        loaded.params,
+        hf.load_tokenizer(folder),
+        parallel=parallel,
+        policy_tokenizer=policy_tokenizer,
+        **settings,
     )
 
 
 def load_reward_adapter(
     path: str, model: ModelConfig, base: Params, tokenizer: Any, parallel: DataParallel, **settings: Any
 ) -> ModelReward:
-    """Read a LoRA adapter with a score head as a reward model on a base that is there already, without a copy of it.
+    """Read a LoRA adapter with a score head as a reward model on a base that is loaded already, without a copy of it.
 
     Args:
         path: PEFT folder of task SEQ_CLS.

@@ -44,22 +44,24 @@ class RowScorer:
     Args:
         model: configuration of the model.
         parallel: devices.
-        batch_size: most rows scored at once, over all devices (rounded up to a multiple of them).
+        batch_size: the largest number of rows scored at once, over all devices (rounded up to a multiple of them).
         max_length: longest row that will come, at most the number of the model's positions.
     """
 
     def __init__(self, model: ModelConfig, parallel: DataParallel, batch_size: int, max_length: int | None = None):
-        self._parallel, self._batch_size, self._max_length = parallel, batch_size, max_length
+        self._model = model
+        self._parallel = parallel
+        self._batch_size = batch_size
+        self._max_length = max_length
         self._halving = Halving("scores of a reward model")
         # A wide model takes a CPU so long that columns and rows of padding cost more than compiling for more sizes.
-        self._costly = model.wide and platform.current().name == "cpu"
-        self._model = model
+        self._is_costly = model.wide and platform.current().name == "cpu"
 
-        def in_parts(params: Params, input_ids: Array, lengths: Array) -> Array:
-            most = memory.rows_at_once([model], input_ids.shape[1])
-            return by_rows(lambda part: score_rows(params, *part, model=model), (input_ids, lengths), most)
+        def score_in_chunks(params: Params, input_ids: Array, lengths: Array) -> Array:
+            max_rows = memory.rows_at_once([model], input_ids.shape[1])
+            return by_rows(lambda chunk: score_rows(params, *chunk, model=model), (input_ids, lengths), max_rows)
 
-        self._program = parallel.map(in_parts, row_axes=(None, 0, 0), out_axes=0)
+        self._program = parallel.map(score_in_chunks, row_axes=(None, 0, 0), out_axes=0)
 
     def __call__(self, params: Params, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """Score rows of at least one token each.
@@ -71,40 +73,40 @@ class RowScorer:
         Returns:
             [len(rows)] fp32.
         """
-        most = self._rows_at_once(rows)
+        max_rows = self._max_rows(rows)
 
-        def at_once() -> int:
-            return self._halving.rows(most)
+        def rows_at_once() -> int:
+            return self._halving.rows(max_rows)
 
-        return self._halving.repeated(lambda: self._scores(params, rows, at_once()), at_once)
+        return self._halving.repeated(lambda: self._scores(params, rows, rows_at_once()), rows_at_once)
 
-    def _rows_at_once(self, rows: Sequence[Sequence[int]]) -> int:
+    def _max_rows(self, rows: Sequence[Sequence[int]]) -> int:
         """Return the most rows of a batch, over all devices."""
-        most = min(self._batch_size, max(1, len(rows)))
-        if not self._costly:
-            return most
+        max_rows = min(self._batch_size, max(1, len(rows)))
+        if not self._is_costly:
+            return max_rows
         longest = max(map(len, rows), default=1)
-        of_a_device = max(1, most // self._parallel.row_shards)
-        # Equal ones, so that there are few shapes.
-        parts = memory.equal_parts(of_a_device, memory.rows_at_once([self._model], longest))
-        return of_a_device // parts * self._parallel.row_shards
+        rows_per_device = max(1, max_rows // self._parallel.row_shards)
+        # Equal parts, so that there are few shapes.
+        num_parts = memory.equal_parts(rows_per_device, memory.rows_at_once([self._model], longest))
+        return rows_per_device // num_parts * self._parallel.row_shards
 
-    def _scores(self, params: Params, rows: Sequence[Sequence[int]], at_once: int) -> np.ndarray:
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        parts = list(chunks(order, at_once))
+    def _scores(self, params: Params, rows: Sequence[Sequence[int]], rows_at_once: int) -> np.ndarray:
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+        batches = list(chunks(order, rows_at_once))
         # All batches are dispatched before the first is waited for, so the devices never idle.
-        running = [self._dispatch(params, [rows[i] for i in part]) for part in parts]
+        running = [self._dispatch(params, [rows[number] for number in batch]) for batch in batches]
         scores = np.empty(len(rows), np.float32)
-        for part, batch in zip(parts, running, strict=True):
-            scores[part] = self._parallel.to_host(batch)[: len(part)]
+        for batch, batch_scores in zip(batches, running, strict=True):
+            scores[batch] = self._parallel.to_host(batch_scores)[: len(batch)]
         return scores
 
     def _dispatch(self, params: Params, rows: list[Sequence[int]]) -> Array:
         """Start a batch, filled up with copies of its first row to one of few sizes."""
-        most = self._halving.rows(self._batch_size)
-        least, steps = (1, 4) if self._costly else (MIN_PADDED_SIZE, 2)
-        size = bucket(padded_size(len(rows), most, least=least), self._parallel.row_shards)
-        filled = [*rows, *[rows[0]] * (size - len(rows))]
-        length = padded_size(max(map(len, rows)), self._max_length, steps=steps)
-        ids, lengths = right_padded(filled, length)
+        min_rows = 1 if self._is_costly else MIN_PADDED_SIZE
+        num_rows = padded_size(len(rows), self._halving.rows(self._batch_size), least=min_rows)
+        num_rows = bucket(num_rows, self._parallel.row_shards)
+        filled = [*rows, *[rows[0]] * (num_rows - len(rows))]
+        num_tokens = padded_size(max(map(len, rows)), self._max_length, steps=4 if self._is_costly else 2)
+        ids, lengths = right_padded(filled, num_tokens)
         return self._program(params, *self._parallel.put((ids, lengths), 0))

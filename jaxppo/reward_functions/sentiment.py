@@ -6,7 +6,7 @@ The classifier is a Hugging Face model run by transformers and torch on the host
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxppo import toys
 from jaxppo.config import require
@@ -45,18 +45,18 @@ def make_sentiment_reward(
         ConfigError: a bad option, or no such label (the message lists those there are).
         ModelError: torch is missing, the folder cannot be read, or it holds no trained classifier.
     """
-    known = function_to_apply in ("none", "softmax", "sigmoid")
-    require(known, "function_to_apply", "none, softmax or sigmoid", function_to_apply)
-    require(text in ("prompt+completion", "completion"), "text", "prompt+completion or completion", text)
+    activations = get_args(Activation)
+    require(function_to_apply in activations, "function_to_apply", "none, softmax or sigmoid", function_to_apply)
+    require(text in get_args(Text), "text", "prompt+completion or completion", text)
     require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
     model, tokenizer = _load(model_path)
     name = find_label(model.config.id2label, label)
     classify = _pipeline(model, tokenizer, device)
-    limit = longest_text(model, tokenizer)
-    cut = {} if limit is None else {"truncation": True, "max_length": limit}
-    options = {"top_k": None, "function_to_apply": function_to_apply, **cut}
+    max_tokens = longest_text(model, tokenizer)
+    truncation = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
+    options = {"top_k": None, "function_to_apply": function_to_apply, **truncation}
     # Without a padding token, texts cannot be batched.
-    options |= {"batch_size": batch_size if tokenizer.pad_token_id is not None else 1}
+    options["batch_size"] = batch_size if tokenizer.pad_token_id is not None else 1
 
     def sentiment(
         prompts: Sequence[str],
@@ -64,15 +64,17 @@ def make_sentiment_reward(
         completion_ids: Sequence[Sequence[int]] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        pairs = zip(prompts, completions, strict=True)
-        if not completions:
+        texts = list(completions)
+        if text == "prompt+completion":
+            texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        if not texts:
             return []
-        texts = [(prompt if text == "prompt+completion" else "") + completion for prompt, completion in pairs]
-        readable = [index for index, ids in enumerate(tokenizer(texts, **cut)["input_ids"]) if ids]
         rewards: list[float | None] = [None] * len(texts)
-        outputs = classify([texts[index] for index in readable], **options) if readable else []
-        for index, scores in zip(readable, outputs, strict=True):
-            rewards[index] = next(entry["score"] for entry in scores if entry["label"] == name)
+        # The pipeline fails on a text without any token.
+        scorable = [row for row, ids in enumerate(tokenizer(texts, **truncation)["input_ids"]) if ids]
+        outputs = classify([texts[row] for row in scorable], **options) if scorable else []
+        for row, scores in zip(scorable, outputs, strict=True):
+            rewards[row] = next(entry["score"] for entry in scores if entry["label"] == name)
         return rewards
 
     return sentiment
@@ -91,10 +93,12 @@ def find_label(id2label: Mapping[int, str], label: str) -> str:
         ConfigError: there is none, or several that differ in case only and none as given.
     """
     names = list(id2label.values())
-    found = [name for name in names if name == label] or [name for name in names if name.lower() == label.lower()]
-    if len(found) != 1:
+    if names.count(label) == 1:
+        return label
+    matches = [name for name in names if name.lower() == label.lower()]
+    if len(matches) != 1:
         raise ConfigError(f"label: expected one of {', '.join(names)}, got {label!r}")
-    return found[0]
+    return matches[0]
 
 
 def longest_text(model: Any, tokenizer: Any) -> int | None:
@@ -104,7 +108,7 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
         limits.append(tokenizer.model_max_length)
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None:
-        # RoBERTa and its relatives begin to count behind the padding token's index.
+        # RoBERTa and its relatives begin to count after the padding token's index.
         embeddings = getattr(model.base_model, "embeddings", None)
         limits.append(positions - (getattr(embeddings, "padding_idx", -1) + 1))
     return min(limits, default=None)
@@ -115,7 +119,8 @@ def _load(model_path: str) -> tuple[Any, Any]:
     check_installed()  # transformers would say it at length
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    name, revision = str(toys.find(model_path) or model_path), None
+    name = str(toys.find(model_path) or model_path)
+    revision = None
     if not Path(name).exists() and "@" in name:
         name, _, revision = name.partition("@")
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
