@@ -309,13 +309,14 @@ def sft(config: SFTConfig) -> Path:
     with activity.shown("placing the model"):
         state = run.parallel.put(learner.init_state(params, inputs.start.adapter_params))
     with hub.pushed(run), run.claimed(), reported(run.folder, run.console), run.trackers:
-        _carry_out(run, inputs, learner, evaluator, state)
+        _carry_out(run, config, inputs, learner, evaluator, state)
     return run.folder
 
 
-def _carry_out(run: Run, inputs: Inputs, learner: SFT, evaluator: Evaluator, state: TrainState) -> None:
+def _carry_out(
+    run: Run, config: SFTConfig, inputs: Inputs, learner: SFT, evaluator: Evaluator, state: TrainState
+) -> None:
     """Train, evaluate, export."""
-    config = learner.config
     tokenizer = inputs.start.tokenizer
     streamed = inputs.training.streamed
     steps = Steps(

@@ -60,7 +60,8 @@ class GeneratedSplit(NamedTuple):
         key = json.dumps({"generator_version": datasets.GENERATOR_VERSION, "request": self.request}, sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
         folder = cache_dir() / "datasets" / f"{self.data}-{self.split}-{digest}"
-        return get_or_build(folder, lambda path: dataset_files.write_jsonl(self.generate(), path / f"{self.split}.jsonl"))
+        name = f"{self.split}.jsonl"
+        return get_or_build(folder, lambda path: dataset_files.write_jsonl(self.generate(), path / name))
 
 
 def builtin_split(config: DataConfig, split: str) -> GeneratedSplit:

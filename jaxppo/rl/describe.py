@@ -1,5 +1,6 @@
 """Describe a run before it begins: its size, the memory it will take, settings that rarely do good."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,8 +75,11 @@ def print_plan(
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's, whose "
             "log-probabilities are recomputed: the KL estimates are biased (without these settings they are right)"
         )
+    rates = config.optimizer
+    if not learner.has_value_model:
+        rates = dataclasses.replace(rates, value_learning_rate=None)  # nothing learns at that rate
     for warning in optimizer.warnings(
-        config.optimizer, config.num_updates, parameters, supervised=False, use_peft=config.peft.use_peft
+        rates, config.num_updates, parameters, supervised=False, use_peft=config.peft.use_peft
     ):
         console.warn(warning)
     if rl.kl_coef == 0:
