@@ -185,13 +185,13 @@ def thinned(values: Sequence[float | None]) -> list[int]:
     indices = {n - 1}
     for bucket in range(_MAX_BUCKETS):
         span = range(bucket * n // _MAX_BUCKETS, (bucket + 1) * n // _MAX_BUCKETS)
-        measured = [i for i in span if values[i] is not None]
+        measured = {i: value for i in span if (value := values[i]) is not None}
         # A bucket without a value keeps an index all the same: the line is broken there.
         if not measured:
             indices.add(span[0])
             continue
-        indices.add(min(measured, key=values.__getitem__))
-        indices.add(max(measured, key=values.__getitem__))
+        indices.add(min(measured, key=measured.__getitem__))
+        indices.add(max(measured, key=measured.__getitem__))
     return sorted(indices)
 
 

@@ -85,9 +85,10 @@ def panels(runs: Iterable[Run]) -> list[Panel]:
     # A dictionary, unlike a set, keeps the order of the documentation.
     for name in dict.fromkeys(chain.from_iterable(run.metric_names for run in runs)):
         metric = find(name)
+        title = name
         # Parts of rewards have units of their own, and would flatten each other in one chart.
-        is_member = metric is not None and "<" in metric.name and metric.name != "reward/<part>"
-        title = metric.name if is_member else name
+        if metric is not None and "<" in metric.name and metric.name != "reward/<part>":
+            title = metric.name
         panel = panels_by_title.setdefault(title, Panel(title, [], metric))
         panel.names.append(name)
     return list(panels_by_title.values())

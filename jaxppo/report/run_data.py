@@ -229,7 +229,7 @@ def read_run(folder: Path | str) -> Run:
         evals = {"after": evals}
     results_before = evals.get("before", {})
     results_after = evals.get("after", {})
-    first_split = next(iter(results_after or results_before), None)
+    headline_split: Any = evals.get("headline_split") or next(iter(results_after or results_before), None)
     return Run(
         folder=folder,
         command=command,
@@ -239,7 +239,7 @@ def read_run(folder: Path | str) -> Run:
         records=[record for record in records if isinstance(record.get("step"), int)],
         results_before=results_before,
         results_after=results_after,
-        headline_split=evals.get("headline_split") or first_split,
+        headline_split=headline_split,
     )
 
 
