@@ -15,8 +15,8 @@ from jaxppo.types import Batch, Curriculum, PromptBatch, Sequences
 
 T = TypeVar("T")
 
+# Prompt lengths are rounded up to a multiple of this, so that few shapes are compiled.
 PROMPT_BUCKET = 8
-"""Prompt lengths are rounded up to a multiple of this, so that few shapes are compiled."""
 SEQUENCE_BUCKET = 32
 """Packed sequences of a batch are rounded up to a multiple of this, or to the longest possible, for the same reason."""
 MIN_PADDED_SIZE = 16
@@ -25,13 +25,19 @@ MIN_PADDED_SIZE = 16
 # --- order, sizes and padding
 
 
-def row_order(num_rows: int, seed: int, start: int, count: int) -> np.ndarray:
+def row_order(
+    num_rows: int,
+    seed: int,
+    start: int,
+    count: int,
+) -> np.ndarray:
     """Return row numbers `start ... start + count - 1` of the endless stream that shuffles all rows every epoch."""
     first_epoch = start // num_rows
     last_epoch = (start + count - 1) // num_rows
     # Each epoch has random numbers of its own, so that a resumed run needs none of those before.
     epochs = range(first_epoch, last_epoch + 1)
-    stream = np.concatenate([np.random.default_rng((seed, epoch)).permutation(num_rows) for epoch in epochs])
+    permutations = [np.random.default_rng((seed, epoch)).permutation(num_rows) for epoch in epochs]
+    stream = np.concatenate(permutations)
     offset = start - first_epoch * num_rows
     return stream[offset : offset + count]
 
@@ -48,7 +54,13 @@ def bucket(length: int, multiple: int = PROMPT_BUCKET) -> int:
     return -(-length // multiple) * multiple
 
 
-def padded_size(size: int, limit: int | None = None, *, least: int = MIN_PADDED_SIZE, steps: int = 2) -> int:
+def padded_size(
+    size: int,
+    limit: int | None = None,
+    *,
+    least: int = MIN_PADDED_SIZE,
+    steps: int = 2,
+) -> int:
     """Return the next of 16, 24, 32, 48, 64, 96, ...: at most half too large, and few sizes to compile for.
 
     Args:
@@ -69,13 +81,19 @@ def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> Prom
     """Return prompts as [B, length] arrays whose last column holds every prompt's last token."""
     ids = np.full((len(encoded), length), pad_id, np.int32)
     mask = np.zeros((len(encoded), length), bool)
+    # Prompts end in the last column, so that the completions of all rows begin in the same one. The mask comes from the
+    # lengths: the id of padding may be that of a real token, such as the end of sequence.
     for i, row in enumerate(encoded):
         ids[i, length - len(row) :] = row
         mask[i, length - len(row) :] = True
     return PromptBatch(ids, mask)  # type: ignore[arg-type]
 
 
-def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def right_padded(
+    rows: Sequence[Sequence[int]],
+    length: int,
+    pad_id: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
     """Return token rows as ids [B, length] and lengths [B], both int32; what lies past a row's end means nothing."""
     ids = np.full((len(rows), length), pad_id, np.int32)
     for i, row in enumerate(rows):
@@ -88,7 +106,9 @@ def right_padded(rows: Sequence[Sequence[int]], length: int, pad_id: int = 0) ->
 
 def length_gaps(lengths: Sequence[int]) -> tuple[int, ...]:
     """Compute by how many tokens the rows at the three quartiles are shorter than the longest: [N] -> 3 numbers."""
-    return tuple(max(lengths) - int(n) for n in np.percentile(lengths, (25, 50, 75), method="higher"))
+    # "higher" gives lengths that rows have, not means of two of them.
+    quartiles = np.percentile(lengths, (25, 50, 75), method="higher")
+    return tuple(max(lengths) - int(quartile) for quartile in quartiles)
 
 
 class PromptData:
@@ -122,6 +142,7 @@ class PromptData:
             self.rows = rows
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
         else:
+            # Once for all epochs, so that rows, texts and ids stay the same prompt.
             self.rows, self._encoded = cut_prompts(tokenizer, rows, max_prompt_length, text_lengths, seed)
         self.num_rows = len(self.rows)
         self._pad_id = tokenizer.pad_token_id
@@ -148,7 +169,11 @@ class PromptData:
 
 
 def prompt_batch(
-    rows: Sequence[Row], encoded: Sequence[list[int]], columns: Sequence[str], length: int, pad_id: int
+    rows: Sequence[Row],
+    encoded: Sequence[list[int]],
+    columns: Sequence[str],
+    length: int,
+    pad_id: int,
 ) -> Batch:
     """Put prompts together, left-padded to a length, with the named columns of their rows."""
     return Batch(
@@ -204,6 +229,7 @@ class SupervisedData:
         self.longest = max(self._lengths)
         self.length_gaps = length_gaps(self._lengths)
         self.length = bucket(self.longest)
+        # Of all rows, so that batches differ in the length of their sequences alone.
         self.completion_length = bucket(max(len(row.completion) for row in self._rows))
 
     def __len__(self) -> int:
@@ -229,15 +255,23 @@ class SupervisedData:
         return longest_shapes(self.batch_size, self.length, self.completion_length)
 
 
-def packed(rows: Sequence[EncodedRow], length: int, completion_length: int, pad_id: int) -> Sequences:
+def packed(
+    rows: Sequence[EncodedRow],
+    length: int,
+    completion_length: int,
+    pad_id: int,
+) -> Sequences:
     """Put prompts and completions together: sequences of `length`, completions of `completion_length`, on the host."""
+    # Prompt and completion follow each other without a gap, and padding is at the end alone: position i is column i.
     ids, lengths = right_padded([[*row.prompt, *row.completion] for row in rows], length, pad_id)
     completion_ids, completion_lengths = right_padded([row.completion for row in rows], completion_length, pad_id)
     mask = np.arange(completion_length)[None, :] < completion_lengths[:, None]
+    # None where all of every completion is learned: then the mask of the completions says so.
     loss_mask = None
     if any(row.loss_mask is not None for row in rows):
-        flags = [[True] * len(row.completion) if row.loss_mask is None else row.loss_mask for row in rows]
-        loss_mask = right_padded(flags, completion_length)[0].astype(bool)
+        flags = [row.loss_mask or [True] * len(row.completion) for row in rows]
+        padded_flags, _ = right_padded(flags, completion_length)
+        loss_mask = padded_flags.astype(bool)
     prompt_lengths = lengths - completion_lengths
     return Sequences(ids, prompt_lengths, completion_ids, mask, loss_mask)  # type: ignore[arg-type]
 

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from jaxppo.config import SPLITS, DataConfig, parse_sizes
 from jaxppo.config.paths import cache_dir
+from jaxppo.data.forms import Row
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.run.cache_folder import get_or_build
-
-Row = dict[str, Any]
 
 SHIPPED_DATA = Path(__file__).parent / "shipped"
 """A folder for the splits of each preset that has them ready made; `runs/shipped_data.py` writes them."""
@@ -39,6 +38,7 @@ class GeneratedSplit(NamedTuple):
 
     def read(self) -> list[Row]:
         """Read the rows from what is shipped or cached, or generate them."""
+        # What is shipped is what would be generated, without the wait.
         folder = self._shipped_folder()
         if folder is not None:
             return dataset_files.read_split(folder, self.split)
@@ -50,15 +50,17 @@ class GeneratedSplit(NamedTuple):
             self._cached_folder()
 
     def _shipped_folder(self) -> Path | None:
+        # The whole request must be the same: another size or seed has other rows.
         for folder, requests in _shipped_requests().items():
             if self.request == requests.get(self.split):
                 return folder
         return None
 
     def _cached_folder(self) -> Path:
-        # The version counts: a newer generator may give other rows for the same settings.
-        key = json.dumps({"generator_version": datasets.GENERATOR_VERSION, "request": self.request}, sort_keys=True)
-        digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+        # With the version, as a newer generator may give other rows for the same settings.
+        key = {"generator_version": datasets.GENERATOR_VERSION, "request": self.request}
+        text = json.dumps(key, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         folder = cache_dir() / "datasets" / f"{self.data}-{self.split}-{digest}"
         name = f"{self.split}.jsonl"
         return get_or_build(folder, lambda path: dataset_files.write_jsonl(self.generate(), path / name))
@@ -79,6 +81,7 @@ def builtin_split(config: DataConfig, split: str) -> GeneratedSplit:
         "sizes": config.part("sizes", split),
         "seed": config.data_seed,
         "prompt_style": config.prompt_style,
+        # The split `train` alone may have a problem again under other names.
         "unique": split != "train",
     }
 

@@ -17,11 +17,11 @@ from jaxppo.planning import prompts
 _THINKING_LEAD = re.compile(r"<think>\s*(?:</think>\s*)?$")
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
+# Of the rows with the same sequence of roles, those whose prompts are rendered by themselves, too.
 _FIRST_CHECKED = 20
 _CHECKED_EVERY = 50
-"""Of the rows with the same sequence of roles, those whose prompts are rendered by themselves, too."""
+# Chats rendered in one call, which takes a sixth less than one call for each.
 _CHATS_AT_ONCE = 1000
-"""Chats rendered in one call, which takes a sixth less than one call for each."""
 
 
 class RowTexts(NamedTuple):
@@ -58,7 +58,9 @@ class ChatTemplate(NamedTuple):
     @property
     def end_text(self) -> str:
         """The token that the template writes after a completion, as text; nothing where it writes none."""
-        return self.tokenizer.convert_ids_to_tokens(self.end_id) if self.layout.tail.strip() else ""
+        if not self.layout.tail.strip():
+            return ""
+        return self.tokenizer.convert_ids_to_tokens(self.end_id)
 
     def describe(self) -> str:
         """Describe what a model reads, in a few words."""
@@ -83,10 +85,13 @@ class ChatTemplate(NamedTuple):
                 f"prompt of row {row['id']}: it carries the chat template already, as others may: such prompts are "
                 "taken as they are"
             )
+            # The template writes its beginning of sequence once, and the tokenizer adds none to a chat.
             bos = self.tokenizer.bos_token or ""
-            return bos + row["prompt"].removeprefix(bos) if self.layout.writes_bos else row["prompt"]
+            prompt = row["prompt"]
+            return bos + prompt.removeprefix(bos) if self.layout.writes_bos else prompt
         if self.templated:
             return self._render(self._turns(row), row)
+        # Without a template, examples and prompt become one text, which has no turns.
         *examples, last = rows = self._with_examples(row)
         chats = [chat for chat in rows if is_chat(chat)]
         if chats:
@@ -108,6 +113,8 @@ class ChatTemplate(NamedTuple):
             return RowTexts(prompt, row["completion"])
         if self._is_rendered(row):
             return RowTexts(prompt, self._with_end(row["completion"]))
+        # The completion is cut out of the whole chat, as templates may change it: they strip blanks, or write an empty
+        # thinking part before it. This is right only where the chat begins with the very prompt that a sampler gets.
         tail = self.layout.tail
         chat = self._render([*self._turns(row), _answer(row)], row)
         if not self.layout.has_whole_chats or not chat.startswith(prompt) or not chat.endswith(tail):
@@ -121,9 +128,11 @@ class ChatTemplate(NamedTuple):
     def texts_of_rows(self, rows: Sequence[Row]) -> list[RowTexts]:
         """Return the `row_texts` of every row, of most of them from one rendering instead of two.
 
-        Where a chat ends with what this template writes before a completion, the completion and what it writes after
-        it, the prompt is the text up to there. Of each sequence of roles the first rows and some of the others are
-        rendered both ways; all rows are, if these differ.
+        To learn a row takes the text of its whole chat and that of its prompt, which shows where the completion begins.
+        Most templates write turn after turn, whatever follows. Then a whole chat ends with what the template writes
+        before every completion, the completion, and what it writes after every completion; the prompt is the text up to
+        the completion. Whether a template is of this kind is tried, not asked: of each sequence of roles the first rows
+        and some of the others are rendered both ways, and all rows are as soon as one differs.
 
         Raises:
             DataError, ConfigError: as for `row_texts`.
@@ -134,6 +143,7 @@ class ChatTemplate(NamedTuple):
             if split_text is None:
                 texts.append(self.row_texts(row))
                 continue
+            # Templates branch by the roles of the turns, seldom by what they say.
             roles = tuple(turn["role"] for turn in turns_of(row))
             counts[roles] += 1
             is_checked = counts[roles] <= _FIRST_CHECKED or counts[roles] % _CHECKED_EVERY == 0
@@ -147,7 +157,7 @@ class ChatTemplate(NamedTuple):
         if not self.templated or not self.layout.has_whole_chats or not self.layout.opening.strip():
             yield from [None] * len(rows)
             return
-        # The tools are arguments of the template, which are the same for all chats of a call.
+        # The tools are arguments of the template, which all chats of a call share.
         for _, group in groupby(rows, _tools_of):
             group_rows = list(group)
             for start in range(0, len(group_rows), _CHATS_AT_ONCE):
@@ -156,9 +166,11 @@ class ChatTemplate(NamedTuple):
     def _split_some(self, rows: Sequence[Row]) -> Iterator[RowTexts | None]:
         """Split chats with the same tools, as `_split_chats` does."""
         chats = [self._simple_chat(row) for row in rows]
-        renderings = iter(self._render_all([(chat, row) for chat, row in zip(chats, rows, strict=True) if chat]))
+        pairs = [(chat, row) for chat, row in zip(chats, rows, strict=True) if chat]
+        renderings = iter(self._render_all(pairs))
         for row, chat in zip(rows, chats, strict=True):
             text = next(renderings) if chat else ""
+            # Where the template has changed the completion, or what is around it, the row takes the slow way.
             ending = self.layout.opening + row["completion"] + self.layout.tail
             if not text.endswith(ending):
                 yield None
@@ -191,6 +203,7 @@ class ChatTemplate(NamedTuple):
         Raises:
             ConfigError: the template writes a turn in a way that does not show where it is, or where its calls are.
         """
+        # The turns within such a prompt are text, so the completion is the only one to be found.
         if self._is_rendered(row):
             prompt, completion = self.row_texts(row)
             return [(len(prompt), len(prompt) + len(completion))]
@@ -203,6 +216,8 @@ class ChatTemplate(NamedTuple):
                     f"turns of the assistant, got none in row {row['id']}"
                 )
             return spans
+        # Without such blocks, the chat is rendered up to each turn of the assistant: what the whole chat has beyond it
+        # begins with the turn. A call of a tool has no text of its own that could be looked for.
         chat = self._render(turns, row)
         spans = []
         for number, turn in enumerate(turns):
@@ -215,7 +230,13 @@ class ChatTemplate(NamedTuple):
                 spans.append(self._turn_span(chat, turns[:number], turn["content"], row))
         return spans
 
-    def _turn_span(self, chat: str, earlier_turns: Sequence[Message], content: str, row: Row) -> tuple[int, int]:
+    def _turn_span(
+        self,
+        chat: str,
+        earlier_turns: Sequence[Message],
+        content: str,
+        row: Row,
+    ) -> tuple[int, int]:
         """Find a turn of the assistant, with its end, after the turns before it."""
         beginning = self._render(earlier_turns, row) if earlier_turns else ""
         if not chat.startswith(beginning):
@@ -225,11 +246,14 @@ class ChatTemplate(NamedTuple):
             start = len(beginning)
             # Templates leave out blanks around an answer, and thoughts of earlier ones.
             for answer in (content, content.strip(), content.rpartition("</think>")[2].strip()):
+                # The answer must come at once: the same words further on are those of another turn.
                 place = chat.find(answer, start)
                 if place >= 0 and LEAD.fullmatch(chat, start, place):
                     end = place + len(answer)
                     end_mark = re.compile(rf"\s*{re.escape(self.end_text)}").match(chat, end)
-                    return start, end if end_mark is None else end_mark.end()
+                    if end_mark is not None:
+                        end = end_mark.end()
+                    return start, end
         raise ConfigError(
             "assistant_only_loss: expected False, or a chat template with {% generation %} blocks, or one that writes "
             f"all turns alike (row {row['id']}), got {chat[-200:]!r}"
@@ -246,6 +270,7 @@ class ChatTemplate(NamedTuple):
         """Return all turns before the completion: system, examples, and those of the row."""
         *examples, last = self._with_examples(row)
         turns = turns_of(last)
+        # The row's own system turn wins, and an example's is left out: a chat has at most one, the first turn.
         system = turns[:1] if turns[0]["role"] in SYSTEM_ROLES else system_turns(self.system_prompt)
         example_turns: list[Message] = []
         for example in examples:
@@ -257,7 +282,7 @@ class ChatTemplate(NamedTuple):
         if self.examples is None:
             return [row]
         rows = [*self.examples.draw(row), row]
-        return [rows[0], *(shown_after(later, earlier) for earlier, later in pairwise(rows))]
+        return [rows[0]] + [shown_after(later, earlier) for earlier, later in pairwise(rows)]
 
     def _solved_text(self, example: Row) -> str:
         """Write an example as text; its end is shown, as the model has to end its answer, too."""
@@ -269,6 +294,7 @@ class ChatTemplate(NamedTuple):
 
     def _arguments_for(self, row: Row) -> dict[str, Any]:
         """Return the arguments of the template for a row, with its tools."""
+        # A copy, as the arguments of the configuration are shared by all rows.
         arguments = dict(self.arguments or {})
         if tools := _tools_of(row):
             arguments["tools"] = tools
@@ -335,4 +361,7 @@ def _without_system(turns: Sequence[Message]) -> Sequence[Message]:
 
 def _tools_of(row: Row) -> list[dict[str, Any]]:
     """Return the tools that may be called in a row."""
-    return (row.get("tools") if is_chat(row) else None) or []
+    # A column of that name of a row that is no chat is for the reward functions.
+    if not is_chat(row):
+        return []
+    return row.get("tools") or []

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxppo.config.reading import parse_json
-from jaxppo.data.forms import convert_row, convert_turn
+from jaxppo.data.forms import Row, convert_row, convert_turn
 from jaxppo.errors import DataError
 
-Row = dict[str, Any]
 Message = dict[str, Any]
 """A turn of a chat: `role`, `content`, and what else the chat template reads."""
 
@@ -21,7 +20,9 @@ _ANSWER_KEYS = ("role", "content", "tool_calls")
 
 def turns_of(row: Mapping[str, Any]) -> list[Message]:
     """Return the turns before the completion of a row: its `messages`, else its prompt as the user's turn."""
-    return row["messages"] if is_chat(row) else [{"role": "user", "content": row["prompt"]}]
+    if is_chat(row):
+        return row["messages"]
+    return [{"role": "user", "content": row["prompt"]}]
 
 
 def is_chat(row: Mapping[str, Any]) -> bool:
@@ -60,12 +61,14 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     if prompt_column in ("prompt", "messages"):
         row = convert_row(row, location)
     else:
+        # The user has named the prompt, so a chat beside it is not what the model gets.
         row = {name: value for name, value in row.items() if name != "messages"}
     column = "messages" if is_chat(row) else prompt_column
     if not isinstance(row.get(column), list):
         if column == "messages":
             raise DataError(f"{location}: field 'messages': expected a list of turns, got {row[column]!r:.60}")
         return row
+    # An answer may be the last turn, or a column; where it is both, they must agree.
     turns = _read_turns(row[column], f"{location}: field '{column}'")
     answer = _read_completion(row.get("completion"), f"{location}: field 'completion'")
     if turns[-1]["role"] == "assistant":
@@ -77,10 +80,12 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     question = last_user_turn(turns)
     if question is None or turns[-1]["role"] not in ("user", "tool"):
         role = turns[-1]["role"] if turns else "none"
+        # Two answers in a row, or a system turn alone: no template says where the model would begin.
         raise DataError(
             f"{location}: field '{column}': expected a turn of the user, or of a tool after one, before the "
             f"completion, got {role}"
         )
+    # The text alone is what rewards and reports read. A call of a tool is more than text, and kept beside it.
     row = dict(row)
     if answer is not None:
         row["completion"] = answer.get("content", "")
@@ -119,6 +124,7 @@ def _read_completion(value: Any, location: str) -> Message | None:
 
 def _check_answer(turn: Message, location: str) -> Message:
     """Return an answer with what a template writes of it; thoughts, which many leave out, would not be learned."""
+    # Empty keys are those of other rows of a table.
     turn = {name: value for name, value in turn.items() if value or name == "content"}
     for name, value in turn.items():
         if name not in _ANSWER_KEYS:
@@ -146,6 +152,7 @@ def _read_turn(value: Any, number: int, location: str) -> Message:
         raise DataError(f"{location}, role: expected {role} only in the first turn, got it here")
     calls = turn.get("tool_calls")
     if calls:
+        # Of OpenAI's form `{"type": "function", "function": {...}}`, or the function alone.
         turn["tool_calls"] = [_read_tool_call(call, f"{location}, tool_calls") for call in calls]
     # A turn of the assistant that calls tools may say nothing beside.
     if not calls or role != "assistant" or "content" in turn:
@@ -181,7 +188,7 @@ def _read_tool_call(call: Any, location: str) -> dict[str, Any]:
         return dict(call)
     try:
         mapping = parse_json(arguments)
-    except DataError:
+    except DataError:  # the error below shows the text itself
         mapping = None
     if not isinstance(mapping, dict):
         raise DataError(f"{location}, arguments: expected a mapping, as such or in JSON, got {arguments!r:.60}")

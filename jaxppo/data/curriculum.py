@@ -38,7 +38,8 @@ def plan_lengths(rows: Sequence[Row]) -> np.ndarray | None:
 def domain_numbers(rows: Sequence[Row]) -> np.ndarray:
     """Number the rows' domains, [N] int32, from 0 in the order of their names; rows without one are of one domain."""
     names = [str(row.get("domain", "")) for row in rows]
-    return np.unique(names, return_inverse=True)[1].astype(np.int32)
+    _, numbers = np.unique(names, return_inverse=True)
+    return numbers.astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +80,14 @@ class SuccessCurriculum:
     def start(self) -> Curriculum:
         """Return the state before the first update, with its prompts."""
         num_domains = int(self.domains.max()) + 1
+        # Below every length, so that the first limits take in the shortest plans.
+        no_limits = np.full(num_domains, -1, np.int32)
         zeros = np.zeros(len(self.domains), np.float32)
         state = Curriculum(
             successes=zeros,
             trials=zeros,
             recent=np.zeros((num_domains, 2), np.float32),
-            limits=self._next_limits(np.full(num_domains, -1, np.int32)),
+            limits=self._next_limits(no_limits),
             rows=np.zeros(0, np.int32),
         )
         return self.drawn(state, 0)
@@ -101,7 +104,7 @@ class SuccessCurriculum:
         """
         # A function of seed and step alone, so that a resumed run draws the same.
         generator = np.random.default_rng((self.seed, step, len(self.domains)))
-        # Neighbours are never drawn together, so the rows of a domain stand in a new order at every step.
+        # Which rows are drawn together depends on how they lie, so a domain's rows lie in a new order at every step.
         order = generator.permutation(np.flatnonzero(self.available(state)))
         order = order[np.argsort(self.domains[order], kind="stable")]
         weights = self.weights(state)[order]
@@ -123,6 +126,7 @@ class SuccessCurriculum:
             scores: [B] of its completions, those of a prompt adjacent; None: has none, and is no try.
             step: number of the update, from 0.
         """
+        # The metrics are of the rows that could be drawn for this update, before longer plans come in.
         observed = self._with_scores(state, scores)
         next_state = self._with_longer_plans(observed)
         estimates = self.estimates(observed)[self.available(observed)]
@@ -140,12 +144,15 @@ class SuccessCurriculum:
 
     def estimates(self, state: Curriculum) -> np.ndarray:
         """Compute p of every row, [N], in (0, 1)."""
+        # An untried prompt is like others of its domain and length. While each counted as 1/2, half of the samples were
+        # short plans that had long been learned.
         groups = self.domains
         if self.lengths is not None:
             groups = groups * (self.lengths.max() + 1) + self.lengths  # one number for domain and length
         successes = np.asarray(state.successes, np.float64)
         trials = np.asarray(state.trials, np.float64)
-        group_means = (np.bincount(groups, successes) + PRIOR / 2) / (np.bincount(groups, trials) + PRIOR)
+        group_successes = np.bincount(groups, successes) + PRIOR / 2
+        group_means = group_successes / (np.bincount(groups, trials) + PRIOR)
         return (successes + PRIOR * group_means[groups]) / (trials + PRIOR)
 
     def weights(self, state: Curriculum) -> np.ndarray:
@@ -161,6 +168,7 @@ class SuccessCurriculum:
 
     def _with_scores(self, state: Curriculum, scores: Sequence[float | None]) -> Curriculum:
         """Count the scores of the rows that were drawn."""
+        # The completions of a prompt are adjacent.
         rows = np.repeat(state.rows, len(scores) // self.batch_size)
         is_success = [score is not None and score >= self.success for score in scores]
         wins = np.bincount(rows, is_success, len(self.domains))
@@ -198,6 +206,7 @@ class SuccessCurriculum:
         num_wanted = -(-self.batch_size // len(limits))  # rounded up
         next_limits = limits.copy()
         for domain, limit in enumerate(limits):
+            # Rows as long as the last one that is wanted come in with it, so there may be more.
             longer = np.sort(self.lengths[(self.domains == domain) & (self.lengths > limit)])
             if len(longer):
                 next_limits[domain] = longer[min(num_wanted, len(longer)) - 1]
@@ -213,12 +222,22 @@ class Shuffled:
     def drawn(self, state: None, step: int) -> None:
         """See `SuccessCurriculum.drawn`."""
 
-    def after(self, state: None, scores: Sequence[float | None], step: int) -> tuple[None, dict[str, float]]:
+    def after(
+        self,
+        state: None,
+        scores: Sequence[float | None],
+        step: int,
+    ) -> tuple[None, dict[str, float]]:
         """See `SuccessCurriculum.after`."""
         return None, {}
 
 
-def with_begun_plans(rows: list[Row], config: CurriculumConfig, seed: int, template: ChatTemplate) -> list[Row]:
+def with_begun_plans(
+    rows: list[Row],
+    config: CurriculumConfig,
+    seed: int,
+    template: ChatTemplate,
+) -> list[Row]:
     """Return the rows, each followed by its `reference_prefixes` begun ones (see `begun_row`), or all as they are.
 
     Source: training from states near the end of a demonstration, C. Florensa et al. 2017, "Reverse curriculum
@@ -255,8 +274,9 @@ def make_curriculum(
         prompts: what is drawn from.
         ahead: see `SuccessCurriculum`.
     """
-    if config.curriculum == "none" or isinstance(prompts, StreamedPrompts):
+    if config.curriculum == "none":
         return Shuffled()
+    assert isinstance(prompts, PromptData)  # the settings refuse a curriculum of a streamed split
     return SuccessCurriculum(
         lengths=plan_lengths(prompts.rows),
         domains=domain_numbers(prompts.rows),

@@ -9,7 +9,11 @@ from jaxppo.errors import DataError, hub_fix
 from jaxppo.planning.datasets import files as dataset_files
 
 
-def find_dataset(dataset: str, split: str, configuration: str | None) -> tuple[str, bool]:
+def find_dataset(
+    dataset: str,
+    split: str,
+    configuration: str | None,
+) -> tuple[str, bool]:
     """Return the folder of a data set, or its hub id, and whether this package reads its files by itself.
 
     Raises:
@@ -22,6 +26,7 @@ def find_dataset(dataset: str, split: str, configuration: str | None) -> tuple[s
             f"dataset: expected a folder with one file per split, got the file {folder}; give its folder, and the "
             f"split {folder.stem} (files that end in {endings} are read)"
         )
+    # What `Dataset.save_to_disk` writes, where it should have been a `DatasetDict`.
     if (folder / "state.json").exists():
         raise DataError(
             f"dataset: expected splits, got one `datasets.Dataset` without a name in {folder}; save "
@@ -36,6 +41,7 @@ def _is_for_library(folder: Path, split: str) -> bool:
     """Return whether `save_to_disk` wrote a folder, or it is laid out as on the hub: a card, or numbered parts."""
     if (folder / "dataset_dict.json").exists():
         return True
+    # A split in a form of our own is read here, whatever is beside it.
     if any((folder / f"{split}{ending}").exists() for ending in (".jsonl", ".parquet")):
         return False
     card = folder / "README.md"
@@ -47,7 +53,13 @@ def _is_for_library(folder: Path, split: str) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
-def library_table(name: str, split: str, configuration: str | None, *, streaming: bool = False) -> Any:
+def library_table(
+    name: str,
+    split: str,
+    configuration: str | None,
+    *,
+    streaming: bool = False,
+) -> Any:
     """Return a split as the `datasets` library has it: a folder in its format or in the hub's layout, or a hub id.
 
     Args:

@@ -69,21 +69,29 @@ def encode_prompts(
     if template is None:
         template = without_template(tokenizer)
     encoded = encode_prompts_of_any_length(tokenizer, rows, template)
-    start = _prompt_start(tokenizer, template)
+    num_start = len(_prompt_start(tokenizer, template))
     if cut_to is not None:
-        encoded = [ids[: len(start) + length] for ids, length in zip(encoded, cut_to, strict=True)]
-    _check_lengths(rows, encoded, len(start), max_length)
+        encoded = [ids[: num_start + length] for ids, length in zip(encoded, cut_to, strict=True)]
+    _check_lengths(rows, encoded, num_start, max_length)
     return encoded
 
 
-def encode_prompts_of_any_length(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate) -> list[list[int]]:
+def encode_prompts_of_any_length(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    template: ChatTemplate,
+) -> list[list[int]]:
     """Return the token ids of every row's prompt, also of an empty one."""
     texts = [template.prompt_text(row) for row in activity.counted("writing prompts", rows)]
     return _with_start(_encode_column(tokenizer, rows, texts, "prompt"), _prompt_start(tokenizer, template))
 
 
 def cut_prompts(
-    tokenizer: Any, rows: Sequence[Row], max_length: int | None, text_lengths: tuple[int, int], seed: int
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int | None,
+    text_lengths: tuple[int, int],
+    seed: int,
 ) -> tuple[list[Row], list[list[int]]]:
     """Cut every prompt to a random length; return the rows with the cut prompts, and their token ids.
 
@@ -97,8 +105,12 @@ def cut_prompts(
     Raises:
         DataError: as for `encode_prompts`.
     """
-    lengths = np.random.default_rng((seed, len(rows))).integers(*text_lengths, len(rows), endpoint=True)
+    # A function of the seed and the number of rows, so that training, evaluation and a resumed run cut alike.
+    shortest, longest = text_lengths
+    rng = np.random.default_rng((seed, len(rows)))
+    lengths = rng.integers(shortest, longest, len(rows), endpoint=True)
     encoded = encode_prompts(tokenizer, rows, max_length, lengths.tolist())
+    # The text of a cut prompt is that of its ids, but for the start, which is no part of a text.
     num_start = len(start_ids(tokenizer))
     cut_rows = []
     for row, ids in zip(rows, encoded, strict=True):
@@ -106,9 +118,15 @@ def cut_prompts(
     return cut_rows, encoded
 
 
-def _check_lengths(rows: Sequence[Row], encoded: Sequence[Sequence[int]], num_start: int, limit: int | None) -> None:
+def _check_lengths(
+    rows: Sequence[Row],
+    encoded: Sequence[Sequence[int]],
+    num_start: int,
+    limit: int | None,
+) -> None:
     """Raise a `DataError` that names the first row whose prompt has no token beside its start, or too many."""
     for row, ids in zip(rows, encoded, strict=True):
+        # A prompt that is its start alone is an empty text; with one that has more, the start counts, too.
         length = len(ids) if len(ids) > num_start else 0
         if length == 0 or (limit is not None and length > limit):
             allowed = "1 token or more" if limit is None else f"1 to max_prompt_length={limit} tokens"
@@ -164,6 +182,7 @@ def encode_rows(
         if assistant_only:
             encoded = _encode_chats(tokenizer, rows, texts, template, max_length)
             return [_with_end(row, template.end_id) for row in encoded]
+        # Rule 1, and rule 2: the ids of prompts alone, and those of the joined text that follow them.
         start = _prompt_start(tokenizer, template)
         joined = _joined_ids(tokenizer, texts)
         prompts = _with_start(_prompt_ids(tokenizer, rows, texts, joined), start)
@@ -177,7 +196,11 @@ def encode_rows(
         return [_with_end(row, template.end_id) for row in encoded]
 
 
-def encode_completions(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[list[int]]:
+def encode_completions(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    template: ChatTemplate | None = None,
+) -> list[list[int]]:
     """Return the token ids of every row's completion as it stands after its prompt, with the token that ends it."""
     return [row.completion for row in encode_rows(tokenizer, rows, template=template, may_lack_prompt=True)]
 
@@ -186,7 +209,8 @@ def _with_end(row: EncodedRow, end_id: int) -> EncodedRow:
     """Add the end, unless the template has written it, or a completion of the data has it: it is learned once."""
     ids = row.completion
     if not ids and row.loss_mask is not None:
-        ids = row.prompt  # a chat in which no token is learned is all prompt
+        # A chat in which no token is learned is all prompt, with its end.
+        ids = row.prompt
     if ids[-1:] == [end_id]:
         return row
     loss_mask = None if row.loss_mask is None else [*row.loss_mask, True]
@@ -206,7 +230,10 @@ def _joined_ids(tokenizer: Any, texts: Sequence[RowTexts]) -> list[list[int]] | 
 
 
 def _prompt_ids(
-    tokenizer: Any, rows: Sequence[Row], texts: Sequence[RowTexts], joined: Sequence[list[int]] | None
+    tokenizer: Any,
+    rows: Sequence[Row],
+    texts: Sequence[RowTexts],
+    joined: Sequence[list[int]] | None,
 ) -> list[list[int]]:
     """Return the ids that prompts have alone, without tokenizing again what they share with the joined text.
 
@@ -234,13 +261,17 @@ def _special_ids(tokenizer: Any) -> dict[str, int]:
     """Return the ids of tokens that are found in a text before anything else, whatever stands around them."""
     special_ids = {}
     for token_id, token in tokenizer.added_tokens_decoder.items():
+        # Others take the blanks around them, or need them, so that the ids beside them depend on what stands there.
         if token.special and not (token.lstrip or token.rstrip or token.single_word or token.normalized):
             special_ids[token.content] = token_id
     return special_ids
 
 
 def _shared_with_joined(
-    text: RowTexts, ids: list[int], special_ids: Mapping[str, int], pattern: re.Pattern[str]
+    text: RowTexts,
+    ids: list[int],
+    special_ids: Mapping[str, int],
+    pattern: re.Pattern[str],
 ) -> tuple[int, str]:
     """Return how many ids of a joined text come before the last special token of its prompt, and the text from it."""
     # Tokens may overlap, so the search goes on from the next character, not from the end of the last match.
@@ -280,8 +311,8 @@ def _completion_ids(
     return completions
 
 
+# Texts to tokenize a completion after, where it would merge with the end of its own prompt.
 _STAND_INS = ("\n", "a", ".")
-"""Texts to tokenize a completion after, where it would merge with the end of its own prompt."""
 
 
 def _continuation(tokenizer: Any, row: Row, text: RowTexts) -> list[int]:
@@ -294,13 +325,18 @@ def _continuation(tokenizer: Any, row: Row, text: RowTexts) -> list[int]:
 
 
 def _encode_chats(
-    tokenizer: Any, rows: Sequence[Row], texts: Sequence[RowTexts], template: ChatTemplate, max_length: int | None
+    tokenizer: Any,
+    rows: Sequence[Row],
+    texts: Sequence[RowTexts],
+    template: ChatTemplate,
+    max_length: int | None,
 ) -> list[EncodedRow]:
     """Tokenize chats as a whole, and mark the tokens that their turns of the assistant have a part in."""
     chat_encodings = encodings(tokenizer, [text.prompt + text.completion for text in texts], offsets=True)
     chats = []
     prompts = []
     for row, text in zip(rows, texts, strict=True):
+        # Encodings come one batch after the other, so an error of a batch names its first row.
         with named_in_errors(f"chat of row {row['id']}"):
             encoding = next(chat_encodings)
         ids = encoding.ids
@@ -309,12 +345,15 @@ def _encode_chats(
         token_starts = [start for start, _ in offsets]
         token_ends = [end for _, end in offsets]
         loss_mask = [False] * len(ids)
+        # A token that has but a part of the turn, such as one with the blank before it, is learned: otherwise the first
+        # word of the answer would not be.
         for start, end in template.assistant_spans(row):
             first = bisect_right(token_ends, start)
             stop = bisect_left(token_starts, end)
             loss_mask[first:stop] = [True] * (stop - first)
         # No token stands before the first one, from which it could be predicted.
         loss_mask[:1] = [False]
+        # All before the first learned token is prompt, for which no loss is computed.
         num_context = loss_mask.index(True) if True in loss_mask else len(ids)
         chats.append(EncodedRow(ids[:num_context], ids[num_context:], loss_mask[num_context:]))
         prompts.append(ids[: bisect_left(token_starts, len(text.prompt))])
@@ -325,11 +364,17 @@ def _encode_chats(
 # --- texts of rows
 
 
-def _encode_column(tokenizer: Any, rows: Sequence[Row], texts: Sequence[str], column: str) -> list[list[int]]:
+def _encode_column(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    texts: Sequence[str],
+    column: str,
+) -> list[list[int]]:
     """Return the ids of one text of each row; a `DataError` names the row and the first word that is in the way."""
     try:
         return token_ids(tokenizer, texts, column)
     except DataError as error:
+        # The tokenizer does not say which text it failed at, so each is split into words again.
         for row, text in zip(rows, texts, strict=True):
             word = _unknown_word(tokenizer, text)
             if word is not None:

@@ -44,7 +44,8 @@ class Examples(NamedTuple):
         """
         pool = self.pool.get(_key(row), ())
         # One more than is shown, as one of them may be the row itself.
-        candidates = random.Random(f"{self.seed}/{row['id']}").sample(pool, min(self.n_shots + 1, len(pool)))
+        rng = random.Random(f"{self.seed}/{row['id']}")
+        candidates = rng.sample(pool, min(self.n_shots + 1, len(pool)))
         problem = _problem(row)
         examples = [example for example in candidates if _problem(example) != problem][: self.n_shots]
         if len(examples) < self.n_shots:
@@ -67,6 +68,7 @@ def load_examples(config: DataConfig) -> Examples | None:
     """
     if config.n_shots == 0:
         return None
+    # The first problems of a size do not depend on how many are built after them.
     if config.dataset == "blocksworld":
         sizes = parse_sizes(config.part("sizes", SPLIT) or "")
         fewer = ",".join(f"{n}:{min(count, MAX_ROWS_PER_SIZE)}" for n, count in sizes.items())
@@ -76,6 +78,7 @@ def load_examples(config: DataConfig) -> Examples | None:
     except DataError as error:
         raise DataError(f"n_shots: expected solved rows in split {SPLIT} for examples, got: {error}") from error
     check_same(config.dataset, SPLIT, rows)
+    # A problem that is in the data twice would be shown twice, or beside its own answer.
     rows_by_problem: dict[Key, dict[str, Row]] = {}
     for row in rows:
         rows_by_problem.setdefault(_key(row), {}).setdefault(_problem(row), row)
@@ -97,6 +100,7 @@ def shown_after(row: Row, example: Row) -> Row:
     text = prompts.prompt_after(example["prompt"], row["prompt"], str(row.get("prompt_style")))
     shown = row | {"prompt": text}
     if is_chat(row):
+        # Copies: the turns are those of the row, which is shown by itself elsewhere.
         turns = list(turns_of(row))
         question = last_user_turn(turns)
         assert question is not None  # a chat without a turn of the user is not read

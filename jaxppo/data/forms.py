@@ -36,6 +36,7 @@ def convert_row(row: Row, location: str) -> Row:
     Raises:
         DataError: a column of such a row has another type; the message names row and field.
     """
+    # A row of ours that has such a column beside is not touched.
     if row.get("prompt") is not None or row.get("messages") is not None:
         return row
     if isinstance(row.get("conversations"), list):
@@ -66,6 +67,7 @@ def _alpaca_row(row: Row, location: str) -> Row:
         if not isinstance(row.get(name) or "", str):
             raise DataError(f"{location}: field '{name}': expected str, got {row[name]!r:.60}")
     prompt = "\n\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    # LLaMA-Factory's column: earlier questions, each with its answer.
     history = []
     for pair in row.get("history") or ():
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:

@@ -40,6 +40,7 @@ class FreshData:
         self._pad_id = pad_id
         self._max_length = max_length
         self._size_of = size_of
+        # No one knows the longest row of what is made later; the first step stands for all.
         self._first_rows = self._rows(0)
         lengths = [row.length for row in self._first_rows]
         self.longest = lengths[-1]
@@ -72,7 +73,12 @@ class FreshData:
 
 
 def renamed_in_every_epoch(
-    rows: Sequence[Row], batch_size: int, seed: int, augment: Collection[str], *, numbered: bool = False
+    rows: Sequence[Row],
+    batch_size: int,
+    seed: int,
+    augment: Collection[str],
+    *,
+    numbered: bool = False,
 ) -> Callable[[int], list[Row]]:
     """Return the function from a step to rows in the order of `row_order`, each drawn anew by (seed, epoch, row).
 
@@ -88,6 +94,7 @@ def renamed_in_every_epoch(
     """
     for row in rows:
         require_problem(row, "augment")
+    # Names to draw from; numbered objects have theirs by where the prompt mentions them.
     pools = {} if numbered else pools_of_rows(rows)
 
     def rename(row: Row, rng: random.Random) -> Row:
@@ -97,8 +104,9 @@ def renamed_in_every_epoch(
 
     def rows_of(step: int) -> list[Row]:
         start = step * batch_size
+        order = row_order(len(rows), seed, start, batch_size).tolist()
         step_rows = []
-        for place, number in enumerate(row_order(len(rows), seed, start, batch_size).tolist(), start):
+        for place, number in enumerate(order, start):
             # Random numbers of the row and the epoch: the names do not depend on what was drawn before.
             rng = random.Random(f"{seed}/{place // len(rows)}/{number}")
             step_rows.append(rename(rows[number], rng))

@@ -27,7 +27,11 @@ class LimitedRows(NamedTuple):
     left_out: int  # how many of these are not among the rows
 
 
-def within_limit(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowLimit | None) -> LimitedRows:
+def within_limit(
+    rows: Sequence[Row],
+    encoded: Sequence[EncodedRow],
+    limit: RowLimit | None,
+) -> LimitedRows:
     """Cut rows to a limit, or leave them out; see `limited_rows`.
 
     Raises:
@@ -43,7 +47,11 @@ def within_limit(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowL
     return limited
 
 
-def limited_rows(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowLimit | None) -> LimitedRows:
+def limited_rows(
+    rows: Sequence[Row],
+    encoded: Sequence[EncodedRow],
+    limit: RowLimit | None,
+) -> LimitedRows:
     """Cut rows to a limit, or leave them out.
 
     A row that is cut keeps its beginning, as in TRL, and has no end of sequence; one of which nothing is left to be
@@ -70,9 +78,13 @@ def limited_rows(rows: Sequence[Row], encoded: Sequence[EncodedRow], limit: RowL
                 f"max_length: expected at most {limit.max_length} tokens with overlong error, got {ids.length} in row "
                 f"{row['id']}"
             )
+        # A row whose prompt takes up all tokens has nothing left to learn: to cut it is to leave it out.
         num_overlong += 1
         shorter = _cut(ids, limit.max_length)
-        has_loss = len(shorter.completion) > 0 if shorter.loss_mask is None else any(shorter.loss_mask)
+        if shorter.loss_mask is None:
+            has_loss = len(shorter.completion) > 0
+        else:
+            has_loss = any(shorter.loss_mask)
         if limit.overlong == "cut" and has_loss:
             rows_within.append(shorter)
     return LimitedRows(rows_within, num_overlong, len(encoded) - len(rows_within))
@@ -88,16 +100,20 @@ def _cut(row: EncodedRow, max_length: int) -> EncodedRow:
 # --- prompts
 
 
-def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> list[Row]:
+def without_overlong(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    config: DataConfig,
+    template: ChatTemplate,
+) -> list[Row]:
     """Return the rows that `encode_prompts` accepts where `filter_overlong_prompts` is set, otherwise all.
 
     Raises:
         DataError: there is none.
     """
-    if not config.filter_overlong_prompts or config.text_lengths is not None:
-        return list(rows)
-    fitting, lengths = fitting_rows(tokenizer, rows, config, template)
+    fitting = fitting_rows(tokenizer, rows, config, template)
     if not fitting:
+        lengths = map(len, encode_prompts_of_any_length(tokenizer, rows, template))
         raise DataError(
             f"max_prompt_length: expected a prompt of at most {config.longest_prompt} tokens, got {len(rows)} "
             f"longer ones, the shortest with {min(lengths)}"
@@ -106,16 +122,26 @@ def without_overlong(tokenizer: Any, rows: Sequence[Row], config: DataConfig, te
 
 
 def fitting_rows(
-    tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate
-) -> tuple[list[Row], list[int]]:
-    """Return the rows whose prompts `filter_overlong_prompts` keeps, maybe none, and the tokens of every prompt."""
+    tokenizer: Any,
+    rows: Sequence[Row],
+    config: DataConfig,
+    template: ChatTemplate,
+) -> list[Row]:
+    """Return the rows whose prompts `filter_overlong_prompts` keeps, maybe none; without it all."""
+    # Prompts that are cut have a length of their own, whatever they had before.
+    if not config.filter_overlong_prompts or config.text_lengths is not None:
+        return list(rows)
     max_length = config.longest_prompt
-    assert max_length is not None
-    lengths = [len(ids) for ids in encode_prompts_of_any_length(tokenizer, rows, template)]
-    return [row for row, length in zip(rows, lengths, strict=True) if length <= max_length], lengths
+    assert max_length is not None  # the filter has a limit by default
+    encoded = encode_prompts_of_any_length(tokenizer, rows, template)
+    return [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= max_length]
 
 
-def tell_left_out(tell: Callable[[str], None], config: DataConfig, counts: Mapping[str, int]) -> None:
+def tell_left_out(
+    tell: Callable[[str], None],
+    config: DataConfig,
+    counts: Mapping[str, int],
+) -> None:
     """Report how many rows of each split `without_overlong` has left out."""
     for split, count in counts.items():
         if count:

@@ -20,9 +20,6 @@ from jaxppo.data.rows import Row, read_rows
 from jaxppo.errors import DataError
 from jaxppo.types import Array
 
-SIDES = ("chosen", "rejected")
-"""The columns that every row has: both texts, or both lists of turns."""
-
 
 class Pair(NamedTuple):
     """Two token rows: prompt, completion and end of sequence."""
@@ -66,7 +63,7 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
         location = f"{dataset}, split {split}, row {number}"
         if row.get("messages") is not None:
             raise DataError(f"{location}: expected prompt, chosen and rejected, got a chat in messages")
-        for side in SIDES:
+        for side in ("chosen", "rejected"):
             if not isinstance(row.get(side), str | list):
                 raise DataError(
                     f"{location}: field '{side}': expected a text or a list of turns, got {row.get(side)!r:.60}"
@@ -75,7 +72,11 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
 
 
 def encode_pairs(
-    tokenizer: Any, rows: Sequence[Row], max_length: int, location: str, template: ChatTemplate | None = None
+    tokenizer: Any,
+    rows: Sequence[Row],
+    max_length: int,
+    location: str,
+    template: ChatTemplate | None = None,
 ) -> Pairs:
     """Tokenize every row as PPO will have it scored, and drop the pairs in which a text is too long.
 
@@ -93,12 +94,17 @@ def encode_pairs(
     """
     if template is None:
         template = make_chat_template(tokenizer)
-    locations = [f"{location}, row {number}" for number in range(len(rows))]
-    margins = list(map(_margin, rows, locations))
-    chosen = [_side(row, "chosen", name) for row, name in zip(rows, locations, strict=True)]
-    rejected = [_side(row, "rejected", name) for row, name in zip(rows, locations, strict=True)]
-    # Without a prompt a text may be anything, such as a dialogue that is written out: there is no turn to render.
-    is_plain = [row.get("prompt") is None and isinstance(row["chosen"], str) for row in rows]
+    margins = []
+    chosen = []
+    rejected = []
+    is_plain = []
+    for number, row in enumerate(rows):
+        row_location = f"{location}, row {number}"
+        margins.append(_margin(row, row_location))
+        chosen.append(_side(row, "chosen", row_location))
+        rejected.append(_side(row, "rejected", row_location))
+        # Without a prompt a text may be anything, such as a dialogue that is written out: there is no turn to render.
+        is_plain.append(row.get("prompt") is None and isinstance(row["chosen"], str))
     chosen_ids = _encode(tokenizer, chosen, is_plain, template)
     rejected_ids = _encode(tokenizer, rejected, is_plain, template)
     pairs = list(map(Pair, chosen_ids, rejected_ids, margins))
@@ -116,14 +122,21 @@ def _side(row: Row, side: str, location: str) -> Row:
     turns = row[side]
     if prompt is None and isinstance(turns, list):
         return plain_row({"id": location, "messages": turns}, f"{location}, {side}")
+    # A text before turns is what the user said.
     if isinstance(turns, list) and not isinstance(prompt, list):
         prompt = [{"role": "user", "content": prompt or ""}]
     return plain_row({"id": location, "prompt": prompt or "", "completion": turns}, f"{location}, {side}")
 
 
-def _encode(tokenizer: Any, rows: Sequence[Row], is_plain: Sequence[bool], template: ChatTemplate) -> list[list[int]]:
+def _encode(
+    tokenizer: Any,
+    rows: Sequence[Row],
+    is_plain: Sequence[bool],
+    template: ChatTemplate,
+) -> list[list[int]]:
     """Return the ids of prompt and completion, with the token that ends it; plain rows without the template."""
     encoded: dict[int, list[int]] = {}
+    # Rows of one layout are tokenized in one call, and put back in their order.
     for plain, row_template in ((True, None), (False, template)):
         numbers = [number for number in range(len(rows)) if is_plain[number] == plain]
         if not numbers:
@@ -139,6 +152,7 @@ def _margin(row: Row, location: str) -> float:
     margin = row.get("margin")
     if margin is None:
         return 0.0
+    # A bool is an int to Python.
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
         raise DataError(f"{location}: field 'margin': expected a finite number or nothing, got {margin!r:.60}")
     return float(margin)
@@ -154,7 +168,13 @@ class PreferenceData:
         max_length: longest row that the model can read; None: any.
     """
 
-    def __init__(self, pairs: Sequence[Pair], batch_size: int, seed: int, max_length: int | None = None):
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        batch_size: int,
+        seed: int,
+        max_length: int | None = None,
+    ):
         self._pairs = pairs
         self.batch_size = batch_size
         self._seed = seed

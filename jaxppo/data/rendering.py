@@ -9,7 +9,10 @@ from jaxppo.errors import ConfigError
 
 
 def render_chats(
-    tokenizer: Any, chats: Sequence[Sequence[Message]], arguments: Mapping[str, Any], labels: Sequence[str]
+    tokenizer: Any,
+    chats: Sequence[Sequence[Message]],
+    arguments: Mapping[str, Any],
+    labels: Sequence[str],
 ) -> list[str]:
     """Render chats; where the user has the last turn, the assistant's is opened.
 
@@ -37,12 +40,22 @@ def render_chats(
         ) from error
 
 
-def render(tokenizer: Any, turns: Sequence[Message], arguments: Mapping[str, Any], label: str = "") -> str:
+def render(
+    tokenizer: Any,
+    turns: Sequence[Message],
+    arguments: Mapping[str, Any],
+    label: str = "",
+) -> str:
     """Render one chat, as `render_chats` does."""
     return render_chats(tokenizer, [turns], arguments, [label])[0]
 
 
-def check_complete(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]], text: str, label: str) -> None:
+def check_complete(
+    turns: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    text: str,
+    label: str,
+) -> None:
     """Raise a `ConfigError` where a template has passed over a part of a chat in silence.
 
     Args:
@@ -61,6 +74,7 @@ def check_complete(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]],
 
 def _optional_parts(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the parts that many templates do not know, each with a text that it must leave in the rendered chat."""
+    # Turns of the system, the user and the assistant are written or refused; others may be passed over.
     for turn in turns:
         if turn["role"] in ("developer", "tool"):
             yield f"the turn of the {turn['role']}", turn.get("content", "")
@@ -74,16 +88,22 @@ def _optional_parts(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 
 def _is_written(content: str, text: str) -> bool:
     """Return whether a rendered chat has a text, as it is or within JSON."""
+    # Templates strip blanks; calls and schemas of tools are mostly written as JSON, with or without \u escapes.
     content = content.strip()
     if content in text:
         return True
     return any(json.dumps(content, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
 
 
-def generation_spans(tokenizer: Any, turns: Sequence[Message], arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
+def generation_spans(
+    tokenizer: Any,
+    turns: Sequence[Message],
+    arguments: Mapping[str, Any],
+) -> list[tuple[int, int]]:
     """Return the characters of a chat that its template has in `{% generation %}` blocks."""
     from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
 
+    # `apply_chat_template` gives these spans as a mask of tokens alone, and only where it tokenizes the chat itself.
     _, (spans,) = render_jinja_template(
         [list(turns)],
         chat_template=tokenizer.get_chat_template(),

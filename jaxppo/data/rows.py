@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxppo.config import DataConfig
 from jaxppo.data.builtin import GeneratedSplit, builtin_split
-from jaxppo.data.chats import ANSWER, plain_row
+from jaxppo.data.chats import ANSWER, Row, plain_row
 from jaxppo.data.dataset_source import find_dataset, library_table
 from jaxppo.data.stream import stream_split
 from jaxppo.errors import DataError, MissingColumnError, PddlError
@@ -23,16 +23,17 @@ from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, p
 from jaxppo.run import activity
 from jaxppo.run.jsonl import plain
 
-Row = dict[str, Any]
-
+# Columns of rows that are not planning problems.
 PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
-"""Columns of rows that are not planning problems."""
 
 # --- splits
 
 
 def load_split(
-    config: DataConfig, split: str, validator: str | None = "builtin", columns: Mapping[str, type] = PROMPT_ONLY
+    config: DataConfig,
+    split: str,
+    validator: str | None = "builtin",
+    columns: Mapping[str, type] = PROMPT_ONLY,
 ) -> list[Row]:
     """Return the rows of one split: generated and cached where it is built in or a stream, else read from the data set.
 
@@ -57,6 +58,7 @@ def load_split(
         if config.numbers_objects and config.stream_domains is None:
             rows = [_with_numbered_objects(row, config.data_seed) for row in rows]
         return rows
+    # Columns are checked as rows are read, before the slow checks of their PDDL: the first bad file is named at once.
     reader = RowReader(config, split, validator, columns)
     with reader.advising_on_columns(), paused_collection(), activity.shown(f"reading split {split}"):
         source_rows = read_rows(config.dataset, split, reader.columns, config.dataset_config, reader.convert)
@@ -81,7 +83,9 @@ def generated_split(config: DataConfig, split: str) -> GeneratedSplit | None:
     """
     if config.dataset == "blocksworld":
         return builtin_split(config, split)
-    return None if config.stream_domains is None else stream_split(config, split)
+    if config.stream_domains is not None:
+        return stream_split(config, split)
+    return None
 
 
 def make_splits(config: DataConfig, splits: Sequence[str]) -> None:
@@ -170,16 +174,23 @@ class RowReader:
         columns: which every row must have after `convert`.
     """
 
-    def __init__(self, config: DataConfig, split: str, validator: str | None, columns: Mapping[str, type]):
+    def __init__(
+        self,
+        config: DataConfig,
+        split: str,
+        validator: str | None,
+        columns: Mapping[str, type],
+    ):
         self._config = config
         self._split = split
         self._validator = validator
         # A chat in `messages` has its prompt in `prompt` once it is converted.
         self._prompt_column = "prompt" if config.prompt_column == "messages" else config.prompt_column
-        if validator is None:
-            self.columns = {self._prompt_column if name == "prompt" else name: kind for name, kind in columns.items()}
-        else:
+        if validator is not None:
             self.columns = datasets.COLUMNS
+        else:
+            names = {"prompt": self._prompt_column}
+            self.columns = {names.get(name, name): kind for name, kind in columns.items()}
 
     def __call__(self, row: Row, location: str, number: int | str) -> Row | None:
         """Return a row as `load_split` does; None for one that is left out.
@@ -211,6 +222,7 @@ class RowReader:
             prompt = row[self._prompt_column]
             if len(prompt) < config.min_prompt_characters:
                 return None
+            # Metrics and pages name rows by their ids, which texts of others seldom have.
             row = {"id": f"{self._split}-{number}"} | row | {"prompt": prompt}
         return _with_numbered_objects(row, config.data_seed) if config.numbers_objects else row
 
@@ -229,6 +241,7 @@ class RowReader:
 
 def _with_json_id(row: Row, location: str) -> Row:
     """Return a row with its id as the files and pages of a run hold it; without one where it is empty."""
+    # Tables have ids that JSON cannot hold, such as dates.
     row_id = plain(row.get("id"))
     if row_id is None:
         return {column: value for column, value in row.items() if column != "id"}
@@ -307,6 +320,7 @@ def check_same(dataset: str, split: str, rows: Sequence[Row]) -> None:
 
 def _fingerprint(rows: Sequence[Row]) -> str:
     """Return a short digest of rows with all of their columns."""
+    # A checksum is enough: it guards against other files on another machine, not against an attack.
     digest = 0
     for row in rows:
         digest = zlib.crc32(json.dumps(row, sort_keys=True, default=str).encode(), digest)

@@ -17,7 +17,12 @@ Select = Callable[[Sequence[Row]], LimitedRows]
 
 
 def select_supervised(
-    tokenizer: Any, config: DataConfig, template: ChatTemplate, limit: RowLimit | None, *, assistant_only: bool = False
+    tokenizer: Any,
+    config: DataConfig,
+    template: ChatTemplate,
+    limit: RowLimit | None,
+    *,
+    assistant_only: bool = False,
 ) -> Select:
     """Return the function from rows to `EncodedRow`s, as `SupervisedData` has them.
 
@@ -32,7 +37,7 @@ def select_supervised(
     longest = config.longest_prompt if limit is None else None
 
     def select(rows: Sequence[Row]) -> LimitedRows:
-        fitting = _fitting(tokenizer, rows, config, template)
+        fitting = fitting_rows(tokenizer, rows, config, template)
         encoded = encode_rows(tokenizer, fitting, longest, template, assistant_only=assistant_only)
         limited = limited_rows(fitting, encoded, limit)
         overlong = len(rows) - len(fitting)
@@ -41,7 +46,12 @@ def select_supervised(
     return select
 
 
-def select_prompts(tokenizer: Any, config: DataConfig, template: ChatTemplate, longest: int) -> Select:
+def select_prompts(
+    tokenizer: Any,
+    config: DataConfig,
+    template: ChatTemplate,
+    longest: int,
+) -> Select:
     """Return the function from rows to pairs of a row and the token ids of its prompt, as `PromptData` has them.
 
     Args:
@@ -52,20 +62,12 @@ def select_prompts(tokenizer: Any, config: DataConfig, template: ChatTemplate, l
     """
 
     def select(rows: Sequence[Row]) -> LimitedRows:
-        fitting = _fitting(tokenizer, rows, config, template)
+        fitting = fitting_rows(tokenizer, rows, config, template)
         encoded = encode_prompts(tokenizer, fitting, longest, template=template)
         overlong = len(rows) - len(fitting)
         return LimitedRows(list(zip(fitting, encoded, strict=True)), overlong, overlong)
 
     return select
-
-
-def _fitting(tokenizer: Any, rows: Sequence[Row], config: DataConfig, template: ChatTemplate) -> Sequence[Row]:
-    """Return the rows without those that `filter_overlong_prompts` leaves out."""
-    if not config.filter_overlong_prompts:
-        return rows
-    fitting, _ = fitting_rows(tokenizer, rows, config, template)
-    return fitting
 
 
 class StepRows:
@@ -84,7 +86,13 @@ class StepRows:
         stream: of rows.
     """
 
-    def __init__(self, stream: RowStream, batch_size: int, select: Select, warn: Callable[[str], None]):
+    def __init__(
+        self,
+        stream: RowStream,
+        batch_size: int,
+        select: Select,
+        warn: Callable[[str], None],
+    ):
         self.stream = stream
         self._batch_size = batch_size
         self._select = select
@@ -186,16 +194,25 @@ class StreamedPrompts:
 
     num_rows = None
 
-    def __init__(self, step_rows: StepRows, batch_size: int, seed: int, max_prompt_length: int, pad_id: int):
+    def __init__(
+        self,
+        step_rows: StepRows,
+        batch_size: int,
+        seed: int,
+        max_prompt_length: int,
+        pad_id: int,
+    ):
         self.step_rows = step_rows
         self.batch_size = batch_size
         self.seed = seed
+        # Nobody has seen all prompts, so memory is planned for the longest that is allowed.
         self.longest = max_prompt_length
         self.prompt_length = bucket(max_prompt_length)
         self._pad_id = pad_id
         pairs = step_rows(0)
         self.length_gaps = length_gaps([len(ids) for _, ids in pairs])
-        self.columns = column_names([*(row for row, _ in pairs), *step_rows.stream.block])
+        first_rows = [row for row, _ in pairs]
+        self.columns = column_names(first_rows + step_rows.stream.block)
 
     def batch(self, step: int, curriculum: Curriculum | None = None) -> Batch:
         """Return the batch of update `step` (0-based), padded to one of few sizes; no curriculum draws the rows."""

@@ -17,7 +17,11 @@ from jaxppo.errors import ConfigError
 
 
 @lru_cache(maxsize=1)  # training and evaluation have the same, and a vocabulary takes seconds
-def stop_table(tokenizer: Any, stop_strings: tuple[str, ...], num_ids: int) -> np.ndarray | None:
+def stop_table(
+    tokenizer: Any,
+    stop_strings: tuple[str, ...],
+    num_ids: int,
+) -> np.ndarray | None:
     """Return the table of the automaton: [S, V] int32, the state after each token in each state.
 
     State 0 is the beginning of a completion, S says that a stop string is complete. Only the completion counts, not the
@@ -34,6 +38,7 @@ def stop_table(tokenizer: Any, stop_strings: tuple[str, ...], num_ids: int) -> n
     """
     if not stop_strings:
         return None
+    # A token of single bytes adds a replacement mark to the text, which no stop string has.
     for string in stop_strings:
         for ids in token_ids(tokenizer, [string], "stop_strings"):
             if any(REPLACEMENT in text_after(tokenizer, token_id) for token_id in ids):

@@ -7,7 +7,7 @@ are drawn from, and how many of them were drawn; a resumed run reads that block 
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,26 +20,24 @@ from jaxppo.planning.datasets import files as dataset_files
 # --- parts of a split, each read from its beginning or from where a checkpoint says
 
 
-class SplitPart(Protocol):
-    """A part of a split that is being read."""
-
-    def __iter__(self) -> Iterator[tuple[Row, str, int]]:
-        """Yield the rows that are left: the row, its name in errors, and its number in the part."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what another reader goes on from, as JSON keeps it."""
-        ...
+SourceRow = tuple[Row, str, int]
+"""A row as it was read, its name in errors, and its number in the part."""
 
 
 class _FilePart:
-    """The file of a split in a folder."""
+    """The file of a split in a folder.
+
+    Args:
+        name: of the folder.
+        split: name of the split.
+        state: from `state_dict`, which says where to go on; empty: at the beginning.
+    """
 
     def __init__(self, name: str, split: str, state: dict[str, Any]):
         self._count = state.get("rows", 0)
         self._rows = dataset_files.iterate_split(name, split, self._count)
 
-    def __iter__(self) -> Iterator[tuple[Row, str, int]]:
+    def __iter__(self) -> Iterator[SourceRow]:
         for row, location in self._rows:
             # Before the row is given away: the reader stops in the middle, and asks for the state then.
             self._count += 1
@@ -60,7 +58,7 @@ class _ShardPart:
             # A copy, as the block keeps this state, and saves it again with each row that is drawn.
             shard.load_state_dict(copy.deepcopy(state["dataset"]))
 
-    def __iter__(self) -> Iterator[tuple[Row, str, int]]:
+    def __iter__(self) -> Iterator[SourceRow]:
         rows = iter(self._shard)
         while True:
             location = f"{self._location}, row {self._count}"
@@ -79,6 +77,9 @@ class _ShardPart:
         return {"rows": self._count, "dataset": self._shard.state_dict()}
 
 
+SplitPart = _FilePart | _ShardPart
+
+
 class SplitParts(NamedTuple):
     """The parts of a split."""
 
@@ -93,6 +94,7 @@ def find_parts(config: DataConfig, split: str) -> SplitParts:
         DataError: there is no such split, or it cannot be streamed.
     """
     name, is_read_here = find_dataset(config.dataset, split, config.dataset_config)
+    # A file is one part, which is read from its beginning to its end.
     if is_read_here:
         return SplitParts(1, lambda _, state: _FilePart(name, split, state))
     table = library_table(name, split, config.dataset_config, streaming=True)
@@ -179,7 +181,7 @@ class RowStream:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Go to a place; None: to the first row."""
         # The part that rows after the block are read from; None: to be opened.
-        self._reading: tuple[SplitPart, Iterator[tuple[Row, str, int]]] | None = None
+        self._reading: tuple[SplitPart, Iterator[SourceRow]] | None = None
         if state is None:
             self._read_block(_first_block(0, self._buffer_size))
         else:
@@ -191,17 +193,22 @@ class RowStream:
         """Read the block after this one, of the next epoch where this one is over."""
         begin = self._begin
         if self._end["part"] < self._parts.num_parts:
-            self._read_block({**begin, **self._end, "block": begin["block"] + 1, "size": self._buffer_size})
+            next_begin = begin | self._end
+            next_begin["block"] += 1
+            next_begin["size"] = self._buffer_size
+            self._read_block(next_begin)
             if self._block:
                 return
             # The last block ended with the last row of the last part, which nobody can know before.
+        # Blocks that all begin at the same rows in every epoch would bring the same rows together each time.
         epoch = begin["epoch"] + 1
         fits = begin["fits"]
         if fits is None:
             fits = begin["block"] == 0
         size = self._buffer_size
         if not fits:
-            size = int(np.random.default_rng((self._seed, epoch)).integers(1, self._buffer_size, endpoint=True))
+            rng = np.random.default_rng((self._seed, epoch))
+            size = int(rng.integers(1, self._buffer_size, endpoint=True))
         self._reading = None
         self._read_block(_first_block(epoch, size, fits))
 
@@ -212,6 +219,7 @@ class RowStream:
         place = begin["part"]
         state = begin["part_state"]
         num_parts = self._parts.num_parts
+        # One generator for the order of parts and one for each block: a resumed run draws no numbers for those before.
         order = np.random.default_rng((self._seed, epoch, 0)).permutation(num_parts)
         # The rows of the last block go first, so that no more than one block is in memory.
         self._block = block = []
@@ -221,7 +229,8 @@ class RowStream:
                 part = self._parts.open(number, state)
                 self._reading = (part, iter(part))
             for row, location, row_number in itertools.islice(self._reading[1], size - len(block)):
-                block.append((row, location, row_number if num_parts == 1 else f"{number}-{row_number}"))
+                row_id = row_number if num_parts == 1 else f"{number}-{row_number}"
+                block.append((row, location, row_id))
             if len(block) < size:
                 # The part is over; the next one is read from its beginning.
                 place += 1
@@ -229,10 +238,13 @@ class RowStream:
                 self._reading = None
         if not block and begin["block"] == 0:
             raise DataError(f"{self.name}: expected at least one row, got none")
-        self._end = {"part": place, "part_state": {} if self._reading is None else self._reading[0].state_dict()}
+        if self._reading is not None:
+            state = self._reading[0].state_dict()
+        self._end = {"part": place, "part_state": state}
+        # With a buffer of one row, rows come in the order of the files.
         if self._buffer_size > 1:
-            shuffled = np.random.default_rng((self._seed, epoch, 1, begin["block"])).permutation(len(block))
-            self._block = [block[index] for index in shuffled]
+            rng = np.random.default_rng((self._seed, epoch, 1, begin["block"]))
+            self._block = [block[index] for index in rng.permutation(len(block))]
         self._begin = begin
         self._num_drawn = 0
 

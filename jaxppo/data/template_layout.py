@@ -13,11 +13,12 @@ from jaxppo.errors import ConfigError
 
 _LOG = logging.getLogger(__name__)
 
+# Texts to try a template with.
 _PROMPT = "prompt"
 _COMPLETION = "completion"
 
+# What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one.
 LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
-"""What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one."""
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
 
@@ -47,7 +48,11 @@ def system_turns(system_prompt: str | None) -> list[Message]:
     return [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
 
-def find_layout(tokenizer: Any, system_prompt: str | None, arguments: Mapping[str, Any]) -> TemplateLayout:
+def find_layout(
+    tokenizer: Any,
+    system_prompt: str | None,
+    arguments: Mapping[str, Any],
+) -> TemplateLayout:
     """Find the layout of a tokenizer's chat template.
 
     Args:
@@ -58,6 +63,7 @@ def find_layout(tokenizer: Any, system_prompt: str | None, arguments: Mapping[st
     Raises:
         ConfigError: the template does not take these turns, or does not show where a completion begins and ends.
     """
+    # Jinja leaves out unknown variables in silence, so a misspelt argument would change nothing.
     source = str(tokenizer.chat_template)
     for name in arguments:
         if not re.search(rf"\b{re.escape(name)}\b", source):
@@ -66,6 +72,7 @@ def find_layout(tokenizer: Any, system_prompt: str | None, arguments: Mapping[st
     prompt = render(tokenizer, turns, arguments)
     chat = render(tokenizer, [*turns, {"role": "assistant", "content": _COMPLETION}], arguments)
     tail = _text_after_completion(prompt, chat)
+    # Llama 3.1 and 3.2 write it, unless `date_string` is among the arguments.
     if any(time.strftime(form) in prompt for form in _DATE.findall(source)):
         warn_once("the chat template writes today's date into every prompt: a run that goes on tomorrow has others")
     end_id, before_end = _end(tokenizer, tail)
@@ -86,6 +93,7 @@ def _text_after_completion(prompt: str, chat: str) -> str:
     The chat need not begin with the prompt where the prompt opens the thinking: such a prompt can be continued, though
     not learned from.
     """
+    # DeepSeek-R1's distilled models do so, and leave the thinking out of the whole chat.
     begin = prompt if chat.startswith(prompt) else _OPENED_THINKING.sub("", prompt)
     lead, completion, tail = chat[len(begin) :].partition(_COMPLETION)
     if not chat.startswith(begin) or not completion or not LEAD.fullmatch(lead):
@@ -103,6 +111,8 @@ def _end(tokenizer: Any, tail: str) -> tuple[int, str]:
     """
     if not tail.strip():
         return tokenizer.eos_token_id, ""
+    # A template may end a turn with a token that the tokenizer does not list as its end of sequence. Blanks may come
+    # before it, and whatever after it.
     special_ids = set(tokenizer.all_special_ids)
     special_ids |= {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     for token_id in tokenizer(tail, add_special_tokens=False)["input_ids"]:

@@ -18,11 +18,11 @@ def token_scores(
     ids: np.ndarray,
     mask: np.ndarray,
     end_ids: Collection[int] | None = None,
-    nothing: float = 0.0,
 ) -> np.ndarray:
     """Put the parts of scores on tokens: [B, C] fp32, each part at the last token that has something of its piece.
 
-    A part without such a token goes to the last token of the completion, so that a row adds up to the sum of its parts.
+    Tokens without a part have NaN, which tells them from those whose part is 0. A part that has no token of its own
+    goes to the last token of the completion, so that a row adds up to the sum of its parts.
 
     Args:
         tokenizer: of the model.
@@ -30,9 +30,9 @@ def token_scores(
         ids: of the completions, [B, C].
         mask: True where there is a token, from column 0 on.
         end_ids: as for `decode`.
-        nothing: what tokens without a part get; NaN tells them from those whose part is 0.
     """
-    scores = np.full(mask.shape, nothing, np.float64)
+    # Summed in float64, as several parts may meet at a token.
+    scores = np.full(mask.shape, np.nan, np.float64)
     lengths = mask.sum(axis=1)
     for row, tokens in enumerate(completion_tokens(tokenizer, ids, mask, end_ids)):
         if not lengths[row]:
@@ -48,6 +48,7 @@ def token_scores(
                 end = min(end, lengths[row])
                 token = end - 1 if start < end else None
             if token is None:
+                # A piece without characters, or one that was cut off.
                 token = lengths[row] - 1
             scores[row, token] = reward + np.nan_to_num(scores[row, token])
     return scores.astype(np.float32)
@@ -57,9 +58,11 @@ def _last_token(spans: Sequence[Span], start: int, end: int) -> int | None:
     """Return the last token that shares a character with a piece of the text."""
     # Spans begin and end in order, so the last one that begins before `end` is the only candidate.
     token = bisect_left(spans, (end,)) - 1
-    if token < 0 or max(spans[token][0], start) >= min(spans[token][1], end):
+    if token < 0:
         return None
-    return token
+    token_start, token_end = spans[token]
+    has_shared = max(token_start, start) < min(token_end, end)
+    return token if has_shared else None
 
 
 def _token_spans(tokenizer: Any, tokens: list[str]) -> list[Span]:

@@ -12,19 +12,20 @@ from jaxppo.run import activity
 REPLACEMENT = "\ufffd"
 """What a decoder writes for bytes that are no character."""
 
+# How SentencePiece writes the blank before a word.
 _WORD_START = "\u2581"
-"""How SentencePiece writes the blank before a word."""
 
+# Texts that are tokenized in one call. Encodings are many times as large as their ids: all at once took half as long
+# again.
 _BATCH_SIZE = 1000
-"""Texts that are tokenized in one call. Encodings are many times as large as their ids: all at once took half as long
-again."""
 
 # --- texts to token ids
 
 
 def start_ids(tokenizer: Any) -> list[int]:
     """Return what a tokenizer puts before a text: the beginning of sequence of Llama's and Mistral's, else nothing."""
-    bos = getattr(tokenizer, "bos_token_id", None)
+    # A tokenizer may have a beginning of sequence and not write it, as GPT-2's does.
+    bos = tokenizer.bos_token_id
     if bos is None or tokenizer("")["input_ids"][:1] != [bos]:
         return []
     return [bos]
@@ -36,7 +37,12 @@ def token_ids(tokenizer: Any, texts: Sequence[str], label: str) -> list[list[int
         return [encoding.ids for encoding in encodings(tokenizer, texts)]
 
 
-def encodings(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False) -> Iterator[Any]:
+def encodings(
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    offsets: bool = False,
+) -> Iterator[Any]:
     """Yield the encoding of every text, without special tokens.
 
     Args:
@@ -69,7 +75,12 @@ def named_in_errors(label: str) -> Iterator[None]:
 # --- token ids to texts
 
 
-def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collection[int] | None = None) -> list[str]:
+def decode(
+    tokenizer: Any,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    end_ids: Collection[int] | None = None,
+) -> list[str]:
     """Decode completions without the token that ends them: [B, C] ids and mask to B strings.
 
     Any other special token stays in the text: if it were left out, a plan with such junk would count as clean.
@@ -84,7 +95,10 @@ def decode(tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collectio
 
 
 def completion_tokens(
-    tokenizer: Any, ids: np.ndarray, mask: np.ndarray, end_ids: Collection[int] | None
+    tokenizer: Any,
+    ids: np.ndarray,
+    mask: np.ndarray,
+    end_ids: Collection[int] | None,
 ) -> list[list[str]]:
     """Return the tokens of each completion as strings, without the one that ends it; arguments as for `decode`."""
     if end_ids is None:
@@ -92,6 +106,7 @@ def completion_tokens(
     rows = []
     for row_ids, row_mask in zip(ids, mask, strict=True):
         row = row_ids[row_mask].tolist()
+        # The last token alone ends a completion: the same id before it is junk, which has to show in the text.
         if row and row[-1] in end_ids:
             row.pop()
         rows.append([_token_name(tokenizer, token_id) for token_id in row])

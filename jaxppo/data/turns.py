@@ -16,7 +16,12 @@ class Turn(NamedTuple):
     feedback: str
 
 
-def encode_turns(row: Row, prompt_ids: Sequence[int], turns: Sequence[Turn], template: ChatTemplate) -> list[int]:
+def encode_turns(
+    row: Row,
+    prompt_ids: Sequence[int],
+    turns: Sequence[Turn],
+    template: ChatTemplate,
+) -> list[int]:
     """Return the token ids of a conversation, up to where the next answer begins.
 
     With a chat template, answers are turns of the assistant, and feedback is the user's. Without one the tokens follow
@@ -39,6 +44,7 @@ def encode_turns(row: Row, prompt_ids: Sequence[int], turns: Sequence[Turn], tem
             ids += turn.ids
             ids += feedback_ids
         return ids
+    # The template may write earlier answers in another way than they were sampled, so the chat is rendered anew.
     messages = list(turns_of(row))
     for turn in turns:
         messages.append({"role": "assistant", "content": turn.completion})

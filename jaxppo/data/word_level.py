@@ -32,6 +32,7 @@ def words_of_dataset(config: DataConfig) -> list[str]:
         stream = stream_of(config, "train")
         domains = [DOMAINS[name].pddl for name in stream.domains]
         return prompts.vocabulary(domains, stream.object_names, config.prompt_style)
+    # It has all names that problems of the domains may have, also those that no row has yet.
     path = Path(config.dataset) / dataset_files.VOCABULARY_FILE
     if path.is_file():
         return [*_read_words(path), *numbers]
@@ -61,6 +62,7 @@ def word_tokenizer(words: Sequence[str] | None = None) -> Any:
     Returns:
         `PreTrainedTokenizerFast` with pad token `<pad>`, end token `<eos>`, padding on the left.
     """
+    # Slow to import, and needed by models that are trained from nothing alone.
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -152,7 +152,7 @@ def spread(tokenizer, ids, parts, end_ids=()):
     """The only row's rewards by token, and its text."""
     ids, mask = np.array([ids]), np.ones((1, len(ids)), bool)
     (text,) = data.decode(tokenizer, ids, mask, end_ids)
-    return data.token_scores(tokenizer, [parts], ids, mask, end_ids)[0].tolist(), text
+    return np.nan_to_num(data.token_scores(tokenizer, [parts], ids, mask, end_ids)[0]).tolist(), text
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -227,8 +227,8 @@ def test_token_scores_lose_nothing(tokenizer):
         [(0, 3, 1.0, "characters")],  # a completion without a token has nothing that could be learned
     ]
     scores = data.token_scores(tokenizer, parts, ids, mask)
-    assert scores.dtype == np.float32
-    assert scores.tolist() == [[0, 1.5, 0, 0, 0, 6.0], [2.0, 13.0, 0, 0, 0, 0], [0] * 6]
+    assert scores.dtype == np.float32 and np.isnan(scores[2]).all()
+    assert np.nan_to_num(scores).tolist() == [[0, 1.5, 0, 0, 0, 6.0], [2.0, 13.0, 0, 0, 0, 0], [0] * 6]
     # Tokens are counted with the one that ends the completion.
     ids = [*tokenizer("pick-up a ; stack a b")["input_ids"], tokenizer.eos_token_id]
     parts = [(0, 1, 1.0, "tokens"), (1, 3, 2.0, "tokens"), (6, 7, 4.0, "tokens"), (3, 99, 8.0, "tokens")]
