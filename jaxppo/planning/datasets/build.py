@@ -39,7 +39,7 @@ Words = dict[str, dict[str, dict[str, str]]]
 
 
 def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
-    """Make a data set, or go on with one that was stopped; a finished one is left alone.
+    """Make a data set, or continue one that was stopped; a finished one is left alone.
 
     Plans go to `plans.jsonl` as they are found, so that none is lost; the splits are written at the end. Settings that
     do not decide the rows (`workers`, `plans`) may differ between the calls.
@@ -98,8 +98,9 @@ def _check(config: BuildConfig) -> None:
             raise ConfigError(f"train_sizes: expected a domain in use, got {name}:{sizes[0]}-{sizes[-1]}")
         offered = DOMAINS[name].sizes
         if not set(sizes) <= set(offered):
-            expected = f"sizes {offered[0]} to {offered[-1]}"
-            raise ConfigError(f"train_sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
+            raise ConfigError(
+                f"train_sizes: expected sizes {offered[0]} to {offered[-1]}, got {name}:{sizes[0]}-{sizes[-1]}"
+            )
     # Imports can do without a planner (`none`), which `check_planners` allows; here that is an unknown one.
     planner_version(config.planners.planner)
     check_planners(config.planners, config.use_val)
@@ -222,6 +223,7 @@ def _solve(
     progress: Progress,
 ) -> None:
     """Let the planners solve a batch, and the splits take what fits."""
+    # The id has no part in the plan: results are kept in `plans` by the text of the problem.
     tasks = []
     for builder, candidate in batch:
         spec = builder.spec
@@ -234,12 +236,13 @@ def _solve(
         workers=config.planners.workers,
         cache=plans,
     )
+    # In the order of the batch, which is that of each split's stream.
     for (builder, candidate), result in zip(batch, results, strict=True):
         if builder.take(Attempt(candidate, result)):
             spec = builder.spec
-            n_full = sum(not other.n_missing for other in builders)
+            n_full = sum(not any_builder.n_missing for any_builder in builders)
             progress.update(
-                sum(len(builder.accepted) for builder in builders),
+                sum(len(any_builder.accepted) for any_builder in builders),
                 **{f"{spec.domain.name} {spec.split}": f"{len(builder.accepted)}/{spec.n_rows}"},
                 full=f"{n_full}/{len(builders)}",
             )
@@ -353,6 +356,7 @@ def _rejected(builder: SplitBuilder) -> Iterator[Rejected]:
 
 
 def _figures(config: BuildConfig, builders: Sequence[SplitBuilder]) -> dict[str, Any]:
+    # Split to domain to what became of its draws.
     draws: dict[str, dict[str, Any]] = {}
     shortfalls = []
     for builder in builders:

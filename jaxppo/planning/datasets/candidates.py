@@ -69,7 +69,7 @@ class Candidate(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A candidate and its plan, or the reason why there is none."""
+    """A candidate with its plan, or with the reason why no planner found one."""
 
     candidate: Candidate
     result: PlanResult
@@ -119,11 +119,13 @@ class SplitBuilder:
     n_planned: int = 0
     is_open: bool = True
     skipped: Counter[str] = field(default_factory=Counter)
+    # Draws are ahead of the plans looked at: what they count becomes `skipped` with their candidate.
     _n_drawn: int = 0
     _drawn_skips: Counter[str] = field(default_factory=Counter)
     _forms: set[str] = field(default_factory=set)
     _supply: Supply = field(default_factory=Supply)
     _is_dry: bool = False
+    # Plans in a row that did not fit.
     _n_misses: int = 0
 
     @property
@@ -155,6 +157,7 @@ class SplitBuilder:
                 self._is_dry = True
             else:
                 candidates.append(candidate)
+        # A stream that ends may still bring the last candidates; only then is the split given up.
         if not candidates:
             self.is_open = False
             self.skipped = self._drawn_skips
@@ -191,7 +194,7 @@ class SplitBuilder:
         }
 
     def _next_candidate(self) -> Candidate | None:
-        """Draw until a problem may enter the split, whatever its plan is; None where that is hopeless."""
+        """Draw until a problem may enter the split if its plan fits; None where that is hopeless."""
         spec = self.spec
         for _ in range(_MAX_DRAWS):
             if self._supply.is_exhausted:

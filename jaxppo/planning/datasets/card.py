@@ -17,6 +17,7 @@ _SPLITS = {
     "test_obfuscated": "the problems of test in other words",
     "repair": "conversations about problems that train does not have",
 }
+# A column that is not here is listed without an explanation.
 _COLUMNS = {
     "id": "unique in the data set",
     "domain": "name of the domain",

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from jaxppo.config import DataConfig, Validator, require, require_repo_id
+from jaxppo.errors import ConfigError
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES
 
-SHORT_LENGTHS, LONG_LENGTHS = "3-16", "20-40"
+SHORT_LENGTHS = "3-16"
+LONG_LENGTHS = "20-40"
+# The choices of the flag are those of the registry, which a type checker cannot read.
 if TYPE_CHECKING:
     PromptStyle = str
 else:
@@ -25,10 +28,10 @@ def parse_lengths(text: str, name: str = "lengths") -> range:
     Raises:
         ConfigError: the text is not two whole numbers with a hyphen, the lower one first.
     """
-    match = re.fullmatch(r"(\d+)-(\d+)", text.strip())
-    well_formed = match is not None and int(match[1]) <= int(match[2])
-    require(well_formed, name, "a band of plan lengths such as '3-16'", text)
-    return range(int(match[1]), int(match[2]) + 1)  # type: ignore[index]
+    lengths = _parse_range(text)
+    if lengths is None:
+        raise ConfigError(f"{name}: expected a band of plan lengths such as '3-16', got {text!r}")
+    return lengths
 
 
 def parse_domain_sizes(texts: Sequence[str], name: str = "train_sizes") -> dict[str, range]:
@@ -40,12 +43,21 @@ def parse_domain_sizes(texts: Sequence[str], name: str = "train_sizes") -> dict[
     sizes: dict[str, range] = {}
     for text in texts:
         domain, _, span = text.partition(":")
-        match = re.fullmatch(r"(\d+)-(\d+)", span.strip())
-        well_formed = match is not None and int(match[1]) <= int(match[2])
-        require(well_formed, name, "DOMAIN:LOW-HIGH such as blocksworld:3-6", text)
+        domain_sizes = _parse_range(span)
+        if domain_sizes is None:
+            raise ConfigError(f"{name}: expected DOMAIN:LOW-HIGH such as blocksworld:3-6, got {text!r}")
         require(domain not in sizes, name, "each domain once", domain)
-        sizes[domain] = range(int(match[1]), int(match[2]) + 1)  # type: ignore[index]
+        sizes[domain] = domain_sizes
     return sizes
+
+
+def _parse_range(text: str) -> range | None:
+    """Read `3-16`, both ends included; None where a text is not of that kind, or the range is empty."""
+    match = re.fullmatch(r"(\d+)-(\d+)", text.strip())
+    if match is None:
+        return None
+    numbers = range(int(match[1]), int(match[2]) + 1)
+    return numbers or None
 
 
 def is_split_name(text: str) -> bool:
@@ -54,9 +66,14 @@ def is_split_name(text: str) -> bool:
 
 
 def _check_bands(short: str, long: str) -> None:
-    lower, upper = parse_lengths(short, "short_lengths"), parse_lengths(long, "long_lengths")
-    expected = f"plan lengths that begin at least 2 above the end of short_lengths ({short})"
-    require(upper[0] > lower[-1] + 1, "long_lengths", expected, long)
+    short_band = parse_lengths(short, "short_lengths")
+    long_band = parse_lengths(long, "long_lengths")
+    # Bands that touch count as a leak, see `find_leaks`.
+    if long_band[0] <= short_band[-1] + 1:
+        raise ConfigError(
+            "long_lengths: expected plan lengths that begin at least 2 above the end of short_lengths "
+            f"({short}), got {long!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +81,12 @@ class PlannerConfig:
     """Where reference plans come from."""
 
     planner: str = "builtin"
-    """Planner for reference plans; docs/planners.md lists them. In imports also none: only plans that came along."""
+    """Planner for reference plans; docs/planners.md lists them. In imports also none: only plans of the source."""
     planner_timeout_s: float = 30.0
     """Seconds for one problem."""
     optimal_planner: str | None = None
-    """A second planner whose costs go into the column optimal_cost where it finds a plan in time; default: none."""
+    """A second planner; the costs of its plans, where it finds them in time, are the column optimal_cost.
+    Default: none."""
     workers: int | None = None
     """Planner processes; default: the number of processors."""
     plans: str | None = None
@@ -122,7 +140,7 @@ class BuildConfig:
     file_format: FileFormat = "jsonl"
     """How splits are written."""
     use_val: bool | None = None
-    """Whether VAL checks every reference plan, beside the in-process validator; default: where it is installed."""
+    """Whether VAL checks every reference plan, too; default: where it is installed."""
     quiet: bool = False
     """Print the result and warnings only."""
     planners: PlannerConfig = field(default_factory=PlannerConfig)
@@ -135,18 +153,18 @@ class BuildConfig:
         for name in ("n_train", "n_rl", "n_test", "n_renamings"):
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
         require(self.n_train + self.n_rl + self.n_test > 0, "n_train", "some rows in some split", self.n_train)
-        both = sorted({*self.domains} & {*self.unseen_domains})
-        require(not both, "unseen_domains", "domains that are not in `domains`", ", ".join(both))
-        alien = [name for name in self.obfuscated_domains or () if name not in self.domains]
-        require(not alien, "obfuscated_domains", "some of `domains`", ", ".join(alien))
-        for name in ("domains", "unseen_domains", "obfuscated_domains"):
-            given = getattr(self, name) or ()
-            require(len(set(given)) == len(given), name, "each domain once", ", ".join(given))
+        shared = sorted(set(self.domains) & set(self.unseen_domains))
+        require(not shared, "unseen_domains", "domains that are not in `domains`", ", ".join(shared))
+        unused = [name for name in self.obfuscated_domains or () if name not in self.domains]
+        require(not unused, "obfuscated_domains", "some of `domains`", ", ".join(unused))
+        for field_name in ("domains", "unseen_domains", "obfuscated_domains"):
+            names = getattr(self, field_name) or ()
+            require(len(set(names)) == len(names), field_name, "each domain once", ", ".join(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportConfig:
-    """Problems, and plans where there are any, that others made."""
+    """Problems made by others, with their plans where they have any."""
 
     preset: str | None = None
     """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
@@ -156,7 +174,7 @@ class ImportConfig:
     """What to import: a folder of PDDL files, or a file or folder of PlanBench's JSON, of the paper's JSON lines, or of
     our own rows."""
     kind: Literal["auto", "pddl", "planbench", "paper", "rows"] = "auto"
-    """What the source is; auto: recognised by its files."""
+    """Kind of the source; auto: recognise it by its files."""
     pddl_dir: str | None = None
     """Folder with the PDDL files of PlanBench's or the paper's instances; default: the source, where it is a folder."""
     output_dir: str = "data/imported"
@@ -170,10 +188,10 @@ class ImportConfig:
     unseen_domains: tuple[str, ...] = ()
     """With split auto, domains that go to test_unseen."""
     n_renamings: int = 0
-    """Further rows of train for each of its problems, with other names out of those that objects of its domain have
-    there, and another order of atoms; fewer where that gives no new prompts."""
+    """Further rows of train for each of its problems, with names that other objects of the domain have in train, and
+    another order of atoms; fewer where that gives no new prompts."""
     replace_invalid_plans: bool = False
-    """Have the planner solve problems whose plan is not valid, instead of leaving them out."""
+    """Let the planner solve problems whose plan is not valid, instead of leaving them out."""
     short_lengths: str = SHORT_LENGTHS
     """With split auto, lengths of reference plans in all splits but test_longer and test_larger."""
     long_lengths: str = LONG_LENGTHS
@@ -183,7 +201,7 @@ class ImportConfig:
     file_format: FileFormat = "jsonl"
     """How splits are written."""
     use_val: bool | None = None
-    """Whether VAL checks every reference plan, beside the in-process validator; default: where it is installed."""
+    """Whether VAL checks every reference plan, too; default: where it is installed."""
     quiet: bool = False
     """Print the result and warnings only."""
     planners: PlannerConfig = field(default_factory=PlannerConfig)
@@ -194,6 +212,7 @@ class ImportConfig:
         require(is_split_name(self.split), "split", "auto, keep, or a name of letters, digits, '_' and '-'", self.split)
         if self.max_train_objects is not None:
             require(self.max_train_objects > 0, "max_train_objects", "a number above 0", self.max_train_objects)
+        # These decide which split a problem goes to, and do nothing where all go to one.
         if self.split != "auto":
             for name, unset in (("max_train_objects", None), ("unseen_domains", ())):
                 value = getattr(self, name)
@@ -215,12 +234,12 @@ class RepairDataConfig:
     output_dir: str = "data/repair"
     """Folder for the data set."""
     feedback: Literal["reason", "plan"] = "reason"
-    """What is said behind an invalid plan: what is wrong with it, or only that it is not valid."""
+    """What follows an invalid plan: what is wrong with it, or only that it is not valid."""
     learn_from: Literal["own", "reference"] = "own"
     """The plans that are learned: the shortest of the model's own valid ones where a problem has any, else the
     reference plan; or reference plans alone."""
     most_failures: int = 3
-    """Invalid plans in a conversation at most; there is one conversation of each length from 1 on."""
+    """Largest number of invalid plans in a conversation; a problem has one conversation of each length from 1."""
     held_out: float = 0.05
     """Fraction of the problems with invalid plans that are in the split repair instead of train."""
     seed: int = 0
@@ -228,7 +247,7 @@ class RepairDataConfig:
     file_format: FileFormat = "jsonl"
     """How splits are written."""
     use_val: bool | None = None
-    """Whether VAL checks every reference plan, beside the in-process validator; default: where it is installed."""
+    """Whether VAL checks every reference plan, too; default: where it is installed."""
     quiet: bool = False
     """Print the result and warnings only."""
 
@@ -239,7 +258,7 @@ class RepairDataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectConfig:
-    """What a data set holds, and whether all is right with it."""
+    """The contents of a data set, and what is wrong with it."""
 
     preset: str | None = None
     """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
@@ -252,9 +271,9 @@ class InspectConfig:
     show: int = 0
     """Rows of each split to print."""
     validator: Validator = "auto"
-    """Who judges the reference plans: the in-process validator, VAL, or builtin where it covers the domain."""
+    """Validator of the reference plans: builtin, val, or auto: builtin where it covers the domain, else VAL."""
     json: str | None = None
-    """File for what was found; default: nothing is written."""
+    """File for the figures and errors as JSON; default: none."""
 
     def __post_init__(self) -> None:
         require(self.show >= 0, "show", "0 or more", self.show)
@@ -267,9 +286,9 @@ class PushConfig:
     folder: tyro.conf.Positional[str]
     """Folder of the data set, as build or import has written it."""
     hub_dataset_id: str
-    """Repository to push to, user/name; it is made where there is none."""
+    """Repository to push to, user/name; it is created if it does not exist."""
     private: bool = False
-    """Make the repository private; one that is there already must be. Default: as its owner has set it for new ones."""
+    """Make the repository private; an existing one must be private. Default: the owner's setting for new ones."""
 
     def __post_init__(self) -> None:
         require_repo_id("hub_dataset_id", self.hub_dataset_id)

@@ -17,60 +17,79 @@ from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checke
 
 _LOG = logging.getLogger(__name__)
 
-REPORT_FILE, CARD_FILE, REJECTED_FILE = "report.json", "README.md", "rejected.jsonl"
-VOCABULARY_FILE, OBFUSCATION_FILE = "vocabulary.json", "obfuscation.json"
+REPORT_FILE = "report.json"
+CARD_FILE = "README.md"
+REJECTED_FILE = "rejected.jsonl"
+VOCABULARY_FILE = "vocabulary.json"
+OBFUSCATION_FILE = "obfuscation.json"
 
 Convert = Callable[[Row, str], Row]
 """Changes a row before its columns are checked; the text names the row in errors."""
 
 PAPER_COLUMNS: Mapping[str, type] = {"domain": str, "instruction": str, "input": str, "raw_plan": list}
-"""Of the paper's ten columns those that are used, beside `instance_id`."""
+"""Those of the paper's ten columns that are used, beside `instance_id`."""
 SOURCE_COLUMNS: Mapping[str, type] = {
     name: COLUMNS[name] for name in ("id", "domain", "reference_plan", "domain_pddl", "problem_pddl")
 }
-"""Of our columns those that an import needs; the others are made anew."""
+"""Those of our columns that an import needs; the others are made anew."""
+
+SPLIT_ENDINGS = (".jsonl", ".parquet", ".json", ".csv")
+"""Of files that a split is read from; the first one that exists is taken. `build` writes the first two, with the same
+rows."""
+# Splits or files that an error names at most.
+_MAX_NAMED = 8
+# Of a CSV file, in characters; Python's own limit is 131072.
+_LARGEST_CELL = 2**31 - 1
+# Rows of a Parquet file that become Python objects together.
+_BATCH_SIZE = 1000
 
 
 def ordered_splits(names: Collection[str]) -> list[str]:
-    """Put the splits in their usual order, others behind them."""
-    return [*(split for split in SPLIT_PARTITIONS if split in names), *(s for s in names if s not in SPLIT_PARTITIONS)]
+    """Put the splits in their usual order, and others after them."""
+    usual = [split for split in SPLIT_PARTITIONS if split in names]
+    return usual + [split for split in names if split not in SPLIT_PARTITIONS]
 
 
 def split_files(source: Path) -> list[Path]:
-    """List the files with rows of a data set folder, damaged ones too if they are named like a split.
+    """List the files of a data set folder that hold rows; a split that has two is taken from its JSON lines.
 
-    A split that is there twice is taken from its JSON lines.
+    A damaged file counts where it is named like a split, so that its reader says what is wrong with it.
     """
     if source.is_file():
-        return [source] if source.suffix == ".parquet" or first_row(source).keys() >= SOURCE_COLUMNS.keys() else []
-    first_rows = {path: first_row(path) for path in source.glob("*.jsonl")}
-    lines = [
-        path
-        for path, row in first_rows.items()
-        if row.keys() >= SOURCE_COLUMNS.keys()
-        or (path.stem in SPLIT_PARTITIONS and not row.keys() >= PAPER_COLUMNS.keys())
-    ]
-    stems = {path.stem for path in lines}
-    return sorted([*lines, *(path for path in source.glob("*.parquet") if path.stem not in stems)])
+        return [source] if source.suffix == ".parquet" or _has_source_columns(source) else []
+    jsonl_paths = []
+    for path in source.glob("*.jsonl"):
+        # The paper's files may be named like splits, too.
+        is_split = path.stem in SPLIT_PARTITIONS and not first_row(path).keys() >= PAPER_COLUMNS.keys()
+        if is_split or _has_source_columns(path):
+            jsonl_paths.append(path)
+    stems = {path.stem for path in jsonl_paths}
+    return sorted(jsonl_paths + [path for path in source.glob("*.parquet") if path.stem not in stems])
+
+
+def _has_source_columns(path: Path) -> bool:
+    return first_row(path).keys() >= SOURCE_COLUMNS.keys()
 
 
 def written_files(folder: Path) -> list[Path]:
-    """List the files of a data set that `write_dataset` has written: its splits, report and card, and what lies beside.
+    """List the files of a data set that `write_dataset` has written: its splits, report, card and the other JSON.
 
     Raises:
-        DataError: the folder is none, or not complete.
+        DataError: the folder holds no data set, or one that is not complete.
     """
     report = folder / REPORT_FILE
     content = parse_json(read_text(report)) if report.is_file() else None
     if not isinstance(content, dict) or not isinstance(content.get("splits"), dict):
         raise DataError(f"{folder}: expected a data set with {REPORT_FILE}, as build and import write it last")
-    others = (CARD_FILE, REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE)
-    names = [*others, *(f"{split}.{suffix}" for split in content["splits"] for suffix in ("jsonl", "parquet"))]
+    names = [CARD_FILE, REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE]
+    for split in content["splits"]:
+        names += [f"{split}.jsonl", f"{split}.parquet"]
+    # A name with a slash in it would lead out of the folder: the report may be anybody's.
     return [folder / name for name in names if Path(name).name == name and (folder / name).is_file()]
 
 
 def first_row(path: Path) -> Row:
-    """Read the first row of a JSON-lines file; empty where there is none."""
+    """Read the first row of a JSON-lines file; empty where that cannot be read."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             row = parse_json(next((line for line in file if line.strip()), ""))
@@ -83,7 +102,7 @@ def read_mappings(folder: Path) -> Mapping[str, Any]:
     """Read the words of a data set's obfuscations; empty where it has none.
 
     Raises:
-        DataError: the file is there, and cannot be read.
+        DataError: the file exists and cannot be read.
     """
     path = folder / OBFUSCATION_FILE
     if not path.exists():
@@ -94,32 +113,24 @@ def read_mappings(folder: Path) -> Mapping[str, Any]:
     return mappings
 
 
-SPLIT_ENDINGS = (".jsonl", ".parquet", ".json", ".csv")
-"""Of files that a split is read from, the first one there; `build` writes the first two, with the same rows."""
-_MOST_NAMED = 8
-
-
-def split_file(folder: Path, split: str) -> Path | None:
-    """Return the file that a split of a folder is read from, with a warning where others of that name are not."""
-    found = [path for ending in SPLIT_ENDINGS if (path := folder / f"{split}{ending}").exists()]
-    others = [path.name for path in found[1:] if path.suffix != ".parquet"]
-    if others:
-        _LOG.warning(f"dataset: {found[0]} is read; {', '.join(others)} beside it is not")
-    return found[0] if found else None
-
-
 def read_split(
     folder: Path | str, split: str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None
 ) -> list[Row]:
     """Read the rows of a split from `<split>.jsonl`, or else from `<split>.parquet`, `.json` or `.csv`.
 
-    JSON is a list of objects or, as in JSON lines, one object a line; CSV has texts alone, None where one is empty.
+    JSON is a list of objects or, as in JSON lines, one object a line; CSV has texts alone, None for an empty cell.
+
+    Args:
+        folder: of the data set.
+        split: its name.
+        columns: those that every row must have.
+        convert: changes a row before its columns are checked.
 
     Raises:
-        DataError: none can be read, or a row does not have every one of the columns in the right type.
+        DataError: no file can be read, or a row does not have every one of the columns in the right type.
     """
-    path = _existing_file(Path(folder), split)
-    return [_checked(row, where, columns, convert) for row, where in _rows_of_file(path)]
+    path = _split_path(Path(folder), split)
+    return _checked_rows(_rows_of_file(path), columns, convert)
 
 
 def iterate_split(folder: Path | str, split: str, first: int = 0) -> Iterator[tuple[Row, str]]:
@@ -128,41 +139,50 @@ def iterate_split(folder: Path | str, split: str, first: int = 0) -> Iterator[tu
     Args:
         folder: of the data set.
         split: its name.
-        first: number of the row to begin with; those before it are passed over without being parsed, where that can be.
+        first: number of the row to begin with; those before it are not parsed, as far as the format allows.
 
     Raises:
-        DataError: as for `read_split`; or it is one JSON list, which has to be read as a whole.
+        DataError: as for `read_split`; or the file is one JSON list, which has to be read as a whole.
     """
-    path = _existing_file(Path(folder), split)
+    path = _split_path(Path(folder), split)
     if path.suffix == ".json" and _is_list(path):
         raise DataError(f"streaming: expected one JSON object a line, got a list of them in {path}")
     return _rows_of_file(path, first)
 
 
-def _existing_file(folder: Path, split: str) -> Path:
-    path = split_file(folder, split)
-    if path is None:
+def _split_path(folder: Path, split: str) -> Path:
+    """Return the file that a split is read from, with a warning where others of its name are not read."""
+    paths = [folder / f"{split}{ending}" for ending in SPLIT_ENDINGS]
+    existing = [path for path in paths if path.exists()]
+    if not existing:
         endings = ", ".join(SPLIT_ENDINGS[1:])
         raise DataError(
-            f"{folder / f'{split}{SPLIT_ENDINGS[0]}'}: expected this file, or one that ends in {endings}, got "
-            f"{_seen(folder)} in the folder; train_split, eval_splits, headline_split name them"
+            f"{paths[0]}: expected this file, or one that ends in {endings}, got {_contents(folder)} in the folder; "
+            "train_split, eval_splits, headline_split name them"
         )
-    return path
+    # Parquet beside JSON lines is usual: `build` writes both.
+    unread = [path.name for path in existing[1:] if path.suffix != ".parquet"]
+    if unread:
+        _LOG.warning(f"dataset: {existing[0]} is read; {', '.join(unread)} beside it is not")
+    return existing[0]
 
 
 def _rows_of_file(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
+    # Every reader raises what it finds wrong as a `DataError` that names the file.
     readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".json": _json_rows, ".csv": _csv_rows}
     return readers[path.suffix](path, first)
 
 
-def _seen(folder: Path) -> str:
-    """Name the splits of a folder, or whatever files it has."""
+def _contents(folder: Path) -> str:
+    """Name the splits of a folder, or else its files."""
     names = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
     no_splits = (REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE)
     splits = [name for name in names if Path(name).suffix in SPLIT_ENDINGS and name not in no_splits]
-    shown = splits or names
-    more = f" and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
-    return (", ".join(shown[:_MOST_NAMED]) + more) if shown else "no files"
+    listed = splits or names
+    if not listed:
+        return "no files"
+    text = ", ".join(listed[:_MAX_NAMED])
+    return f"{text} and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else text
 
 
 def _is_list(path: Path) -> bool:
@@ -180,8 +200,8 @@ def _json_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
     except DataError as error:
         raise DataError(f"{path}: expected a list of JSON objects, or one a line, got {error}") from error
     for number, row in enumerate(rows[first:], first + 1):
-        where = f"{path}, row {number}"
-        yield _object(row, where), where
+        location = f"{path}, row {number}"
+        yield _object(row, location), location
 
 
 def _csv_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
@@ -193,17 +213,13 @@ def _csv_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
             if len(set(names)) < len(names):
                 raise DataError(f"{path}:1: expected each column once, got {', '.join(names)}")
             for row in itertools.islice(reader, first, None):
-                where = f"{path}:{reader.line_num}"
+                location = f"{path}:{reader.line_num}"
+                # The reader has None for the name of cells that are too many, and for the text of missing ones.
                 if None in row or None in row.values():
-                    expected = f"{len(names)} cells, as in the first line"
-                    raise DataError(f"{where}: expected {expected}, got more or fewer")
-                yield {name: cell or None for name, cell in row.items()}, where
+                    raise DataError(f"{location}: expected {len(names)} cells, as in the first line, got more or fewer")
+                yield {name: cell or None for name, cell in row.items()}, location
         except csv.Error as error:
             raise DataError(f"{path}:{reader.line_num}: expected a CSV file, got: {error}") from error
-
-
-_LARGEST_CELL = 2**31 - 1
-"""Of a CSV file, in characters; Python's own limit is 131072."""
 
 
 def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None) -> list[Row]:
@@ -212,25 +228,37 @@ def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS, convert:
     Raises:
         DataError: the file cannot be read, or a line is not such a row.
     """
-    return [_checked(row, where, columns, convert) for row, where in _jsonl_rows(Path(path))]
+    return _checked_rows(_jsonl_rows(Path(path)), columns, convert)
+
+
+def _checked_rows(
+    located_rows: Iterable[tuple[Row, str]], columns: Mapping[str, type], convert: Convert | None
+) -> list[Row]:
+    rows = []
+    for row, location in located_rows:
+        converted = row if convert is None else convert(row, location)
+        rows.append(checked_row(converted, location, columns))
+    return rows
 
 
 def _jsonl_rows(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
     with _opened(path) as file:
-        filled = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        for number, line in itertools.islice(filled, first, None):
-            where = f"{path}:{number}"
+        # Empty lines are no rows, but count as lines.
+        numbered_lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        for number, line in itertools.islice(numbered_lines, first, None):
+            location = f"{path}:{number}"
             try:
                 row = parse_json(line)
             except DataError as error:
-                raise DataError(f"{where}: expected a JSON object, got {error}") from error
-            yield _object(row, where), where
+                raise DataError(f"{location}: expected a JSON object, got {error}") from error
+            yield _object(row, location), location
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    """Open a text file, in which every line ends in a newline alone; what cannot be read of it is a `DataError`."""
+    """Open a text file with universal newlines; errors of reading it in the block become a `DataError`."""
     try:
+        # `utf-8-sig`: editors and spreadsheets of Windows begin a file with a byte order mark.
         with path.open(encoding="utf-8-sig") as file:
             yield file
     except (OSError, UnicodeDecodeError) as error:
@@ -238,14 +266,10 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise DataError(f"{path}: expected a UTF-8 text file with {kind}, got: {error}") from error
 
 
-def _object(row: Any, where: str) -> Row:
+def _object(row: Any, location: str) -> Row:
     if not isinstance(row, dict):
-        raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}")
+        raise DataError(f"{location}: expected a JSON object, got {type(row).__name__}")
     return row
-
-
-def _checked(row: Row, where: str, columns: Mapping[str, type], convert: Convert | None) -> Row:
-    return checked_row(row if convert is None else convert(row, where), where, columns)
 
 
 def write_jsonl(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
@@ -272,6 +296,7 @@ def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] |
     import pyarrow as pa  # slow to import, and not needed for JSON lines
     import pyarrow.parquet
 
+    # From the words of the `datasets` library.
     def arrow(feature: Any) -> pa.DataType:
         if isinstance(feature, dict):
             return pa.list_(arrow(feature["list"]))
@@ -279,6 +304,7 @@ def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] |
 
     types = features_of(rows) if features is None else features
     schema = pa.schema([(name, arrow(feature)) for name, feature in types.items()])
+    # Into memory first: the file must appear as a whole.
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(
         pa.Table.from_pylist(list(rows), schema), buffer, compression="zstd", write_page_checksum=True
@@ -291,35 +317,38 @@ def _parquet_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
     import pyarrow as pa
     import pyarrow.parquet
 
+    # Pages are verified by their checksum: a damaged file raises an error, where wrong rows would go unnoticed.
     try:
         if path.is_dir():
             import pyarrow.dataset
 
-            verified = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
-            kind = pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=verified)
-            parts = pyarrow.dataset.dataset(path, format=kind, partitioning="hive")
-            batches = parts.to_batches(batch_size=_ROWS_AT_ONCE, batch_readahead=1, fragment_readahead=1)
+            scan_options = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
+            file_format = pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=scan_options)
+            parts = pyarrow.dataset.dataset(path, format=file_format, partitioning="hive")
+            # Little readahead, since rows are held one batch at a time.
+            batches = parts.to_batches(batch_size=_BATCH_SIZE, batch_readahead=1, fragment_readahead=1)
             yield from _rows_of_batches(batches, path, 0, first)
         else:
-            # read_table would import pandas
+            # `read_table` would import pandas.
             with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-                begin = group = 0
-                while group < file.num_row_groups and begin + file.metadata.row_group(group).num_rows <= first:
-                    begin += file.metadata.row_group(group).num_rows
-                    group += 1
-                groups = list(range(group, file.num_row_groups))
-                batches = file.iter_batches(_ROWS_AT_ONCE, row_groups=groups)
+                # Whole groups in front of the first row are not even read.
+                begin = 0
+                groups = []
+                for group in range(file.num_row_groups):
+                    group_rows = file.metadata.row_group(group).num_rows
+                    if not groups and begin + group_rows <= first:
+                        begin += group_rows
+                    else:
+                        groups.append(group)
+                batches = file.iter_batches(_BATCH_SIZE, row_groups=groups)
                 yield from _rows_of_batches(batches, path, begin, first)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
 
 
-_ROWS_AT_ONCE = 1000
-"""Rows of a Parquet file that become Python objects together."""
-
-
 def _rows_of_batches(batches: Iterable[Any], path: Path, begin: int, first: int) -> Iterator[tuple[Row, str]]:
     """Yield the rows from `first` on of record batches that begin at row `begin`."""
+    # Batches need not begin where rows are wanted: the first one that holds such a row is sliced.
     for batch in batches:
         skipped = min(max(first - begin, 0), batch.num_rows)
         for number, row in enumerate(batch.slice(skipped).to_pylist(), begin + skipped + 1):
@@ -328,36 +357,43 @@ def _rows_of_batches(batches: Iterable[Any], path: Path, begin: int, first: int)
 
 
 def features_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """Map each column to its type, in the words of the `datasets` library; `{"list": ...}` for a list."""
-    return {name: _feature([row[name] for row in rows], name) for name in rows[0]}
+    """Map each column to its type, in the words of the `datasets` library; `{"list": ...}` for a list.
+
+    Raises:
+        DataError: a column has values of several types, or of another one.
+    """
+    features = {}
+    for name in rows[0]:
+        features[name] = _feature([row[name] for row in rows], name)
+    return features
 
 
 def _feature(values: Iterable[Any], name: str) -> Any:
     values = [value for value in values if value is not None]
     kinds = {type(value) for value in values}
-    if kinds <= {list, tuple} and kinds:
-        return {"list": _feature((item for value in values for item in value), name)}
+    if kinds and kinds <= {list, tuple}:
+        return {"list": _feature(itertools.chain.from_iterable(values), name)}
+    # Also a column without a value: any type fits, and a file needs one.
     if kinds <= {str}:
         return "string"
     if kinds <= {int, float}:
         return "float64" if float in kinds else "int64"
     if kinds == {bool}:
         return "bool"
-    found = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise DataError(f"column {name}: expected texts, numbers or lists of one of them, got {found}")
+    kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise DataError(f"column {name}: expected texts, numbers or lists of one of them, got {kind_names}")
 
 
-def read_text(path: Path, most_bytes: int | None = None) -> str:
+def read_text(path: Path) -> str:
     r"""Read a text file, with `\n` at the end of every line.
 
     Raises:
-        DataError: the file cannot be read, has more bytes, or is not UTF-8.
+        DataError: the file cannot be read, or is not UTF-8.
     """
     try:
-        if most_bytes is not None and path.stat().st_size > most_bytes:
-            raise DataError(f"{path.name}: expected at most {most_bytes} bytes, got {path.stat().st_size}")
         content = path.read_bytes()
     except OSError as error:
+        # The text of the exception would name the whole path.
         reason = error.strerror or type(error).__name__
         raise DataError(f"{path.name}: expected a UTF-8 text file, got: {reason}") from error
     return decode_text(content, path.name)
@@ -366,8 +402,12 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
 def decode_text(content: bytes, name: str) -> str:
     r"""Read bytes as text, with `\n` at the end of every line.
 
+    Args:
+        content: the bytes.
+        name: their file's, for the error.
+
     Raises:
-        DataError: they are not UTF-8; `name` says whose they are.
+        DataError: they are not UTF-8.
     """
     try:
         text = content.decode("utf-8-sig")

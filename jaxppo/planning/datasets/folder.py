@@ -75,16 +75,16 @@ def write_dataset(
     refuses, is not written but listed among the rejected ones. A split without rows has no file.
 
     Args:
-        folder: where; made where there is none.
+        folder: of the data set; it is created if it does not exist.
         rows: split to its rows, from `make_row`; columns that only some rows have are None in the others.
-        rejected: what was left out before.
+        rejected: problems that were left out before.
         file_format: how splits are written.
         title: heading of the card.
         command: what made the data set, or a sentence that says how it was made.
         licence: of the rows, as the Hugging Face hub names it; None: not known.
         mappings: domain to style to the words of its obfuscation; rows name the style in a column `obfuscation`.
         words: further words for the vocabulary, such as names that no row has.
-        figures: what else the report should hold.
+        figures: further entries of the report.
         use_val: also ask VAL about every reference plan; None: where it is installed.
         workers: VAL processes at a time.
 
@@ -92,7 +92,7 @@ def write_dataset(
         What `report.json` holds.
 
     Raises:
-        DataError: a column cannot be written, or there is no row at all.
+        DataError: a column cannot be written, or no row is left.
         PddlError: a domain or problem that the validators do not cover.
         ValidatorError: VAL is asked for and missing.
     """
@@ -103,6 +103,7 @@ def write_dataset(
         raise DataError(f"{folder}: expected at least one row with a valid plan, got none")
     rows_by_split = _with_equal_columns(valid_rows)
     all_rows = list(chain.from_iterable(rows_by_split.values()))
+    # Of all rows, since a column may be empty in a whole split.
     features = features_of(all_rows)
     rejected = [*rejected, *refused]
     reason_counts = Counter(kind_of_reason(entry.reason) for entry in rejected)
@@ -157,6 +158,7 @@ def _valid_rows(
 ) -> tuple[dict[str, list[Row]], list[Rejected]]:
     """Separate the rows that may be written from the others."""
     entries = [(split, row) for split, split_rows in rows_by_split.items() for row in split_rows]
+    # None for a row that may be written.
     ids: set[str] = set()
     objections: list[str | None] = []
     for _, row in entries:
@@ -173,6 +175,7 @@ def _valid_rows(
         if objection is None:
             valid_rows.setdefault(split, []).append(row)
         else:
+            # Rows of our generators have no source.
             source = str(row.get("source") or row["id"])
             rejected.append(Rejected(row["id"], row["domain"], split, source, objection))
     return valid_rows, rejected
@@ -207,6 +210,7 @@ def _objections_of_val(rows: Mapping[int, Row], workers: int | None) -> Iterator
 
 def describe(verdict: PlanVerdict) -> str:
     """Say why a plan is not valid, as a reason for `Rejected`."""
+    # The validator failed, which says nothing about the plan.
     if verdict.error in (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT):
         return f"no verdict: {verdict.error}"
     return f"invalid plan{verdict.write_fault()}"
@@ -264,6 +268,7 @@ def _vocabulary(rows: Iterable[Row], words: Collection[str]) -> list[str]:
     collected = set(words)
     domains: set[tuple[str, str]] = set()
     for row in rows:
+        # What prompt and completion have may be more than the style's words: names of objects, numbers.
         collected.update(split_words(row["prompt"]), split_words(row["completion"]))
         domains.add((row["prompt_style"], row["domain_pddl"]))
     for style, domain_pddl in domains:

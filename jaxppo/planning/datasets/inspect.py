@@ -103,6 +103,7 @@ def _check_all(rows_by_split: Mapping[str, Sequence[Row]], config: InspectConfig
         for number, (split, row) in enumerate(entries, 1):
             errors += [f"{split}/{row['id']}: {objection}" for objection in _objections(row, split, config.validator)]
             progress.update(number, wrong=len(errors))
+    # VAL is asked about all rows at once, after the bar.
     if config.validator == "val":
         errors += _objections_of_val(entries)
     return errors
@@ -175,6 +176,7 @@ def _objections_of_val(entries: Sequence[tuple[str, Row]]) -> Iterator[str]:
 def _leaks(rows_by_split: Mapping[str, Sequence[Row]], folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
     try:
         leaks = find_leaks(rows_by_split, read_mappings(folder))
+    # A row that cannot be read has its own errors; without its problem there is nothing to compare.
     except JaxppoError as error:
         return None, [f"leaks: not computed: {error}"]
     return leaks, [f"leaks: expected 0, got {leaks['leaks']}"] if leaks["leaks"] else []
@@ -185,6 +187,7 @@ def _differences_from_report(rows_by_split: Mapping[str, Sequence[Row]], folder:
     path = folder / REPORT_FILE
     if not path.exists():
         return
+    # The report may have been edited by hand.
     try:
         splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
         reported = {split: sum(figures["rows"] for figures in domains.values()) for split, domains in splits.items()}

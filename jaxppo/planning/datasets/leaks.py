@@ -94,5 +94,6 @@ def _touching_bands(rows_by_split: _Rows) -> list[str]:
 
 
 def _seen_domains(rows_by_split: _Rows) -> list[str]:
+    # Domains that a model is trained on, in sft or in reinforcement learning.
     learned = {row["domain"] for row in chain(rows_by_split.get("train", ()), rows_by_split.get("rl", ()))}
     return sorted({row["domain"] for row in rows_by_split.get("test_unseen", ())} & learned)

@@ -117,12 +117,14 @@ def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
 
 
 def _require_no_conversation(row: Row) -> None:
+    # The plans in its prompt have the old names, and only prompts of a problem alone can be written again.
     if row.get("failures"):
-        raise DataError(f"row {row['id']}: expected a prompt to write anew, got a conversation (repair rows)")
+        raise DataError(f"row {row['id']}: expected a prompt that can be rewritten, got a conversation (repair rows)")
 
 
 def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
     """Return a row with another text of its problem, and its plans in the new names."""
+    # A row may have several reference plans; `make_row` writes one.
     plans = [rename_plan(map(parse_action, plan), mapping) for plan in reference_plans(row["reference_plan"])]
     rewritten = make_row(
         id=row["id"],

@@ -59,9 +59,11 @@ def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Termin
     n_conversations = sum(map(len, conversations.values()))
     if not n_conversations:
         n_answered = len(answers.keys() & conversations.keys())
-        answered = f"answers to {len(answers)} problems, {n_answered} of them among the {len(rows)} rows"
-        expected = f"an invalid plan for a row of split {config.data.train_split}"
-        raise DataError(f"samples: expected {expected}, got {answered}")
+        raise DataError(
+            f"samples: expected an invalid plan for a row of split {config.data.train_split}, got answers to "
+            f"{len(answers)} problems, {n_answered} of them among the {len(rows)} rows"
+        )
+    # Sorted, so that what is held out does not depend on the order of the rows.
     failed_ids = sorted(name for name, row_conversations in conversations.items() if row_conversations)
     held_out_ids = _draw_held_out_ids(plain_rows, failed_ids, config)
     train = [row | {"split": "train", "failures": 0} for row in plain_rows if row["id"] not in held_out_ids]
@@ -141,6 +143,7 @@ def repair_rows(row: Row, answers: Sequence[str], config: RepairDataConfig) -> l
         plan = parse_completion(answer, row["prompt_style"], row["domain_pddl"])
         if not _is_valid(row, plan):
             turns.append((answer, _feedback(row, plan, config.feedback)))
+    # Seeded by the row, so that a conversation does not depend on which other rows there are.
     random.Random(f"{row['id']}/{config.seed}").shuffle(turns)
     conversations = []
     for n_turns in range(1, min(config.most_failures, len(turns)) + 1):

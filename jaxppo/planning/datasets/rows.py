@@ -173,6 +173,7 @@ class _ProblemStream:
     prompt_style: str
     unique: bool
     rng: random.Random
+    # What the rows so far must not be equal in: canonical forms, or prompts where forms may come again.
     keys: set[str] = field(default_factory=set)
 
     def next_row(self, name: str, n_wanted: int) -> Row:
@@ -180,6 +181,7 @@ class _ProblemStream:
         domain = DOMAINS[self.domain]
         assert domain.solve is not None
         for _ in range(_MAX_DRAWS_WITHOUT_NEW):
+            # The problem is named like its row.
             text = domain.generate_problem(self.size, self.rng, name)
             problem = parse_problem(text, parse_domain(domain.pddl))
             if self._accepts(text, problem):

@@ -38,6 +38,7 @@ def is_finished(folder: Path, config: Any) -> bool:
         if folder.exists() and any(not is_partial(path, CONFIG_FILE) for path in folder.iterdir()):
             raise ConfigError(f"output_dir: expected a new or empty folder, got {folder} that holds other files")
         return False
+    # Every setting that differs is named, also one that a newer version has or lacks.
     old_settings = read_yaml(folder / CONFIG_FILE)
     settings = settings_of(config)
     differences = [
@@ -69,6 +70,7 @@ def settings_of(config: Any) -> dict[str, Any]:
 
 def command_line(config: Any, command: str) -> str:
     """Write the command that makes the same files, such as `python -m jaxppo.planning import --source problems`."""
+    # Only what differs from the defaults, as somebody would type it.
     defaults = settings_of(type(config)())
     words = ["python", "-m", "jaxppo.planning", command]
     for name, value in settings_of(config).items():
@@ -91,13 +93,14 @@ def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
     """
     if use_val and find_val() is None:
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
+    # Asking for its version raises the error of an unknown or missing planner.
     if planners.planner != NO_PLANNER:
         planner_version(planners.planner)
     if planners.optimal_planner is not None:
         planner_version(planners.optimal_planner)
         if not PLANNERS[planners.optimal_planner].optimal:
-            expected = f"one of {', '.join(name for name, planner in PLANNERS.items() if planner.optimal)}"
-            raise ConfigError(f"optimal_planner: expected {expected}, got {planners.optimal_planner!r}")
+            names = ", ".join(name for name, planner in PLANNERS.items() if planner.optimal)
+            raise ConfigError(f"optimal_planner: expected one of {names}, got {planners.optimal_planner!r}")
 
 
 def plans_file(folder: Path, planners: PlannerConfig) -> Path:
@@ -108,7 +111,7 @@ def plans_file(folder: Path, planners: PlannerConfig) -> Path:
 def optimal_plans(
     rows: Sequence[Row], planner: str, planners: PlannerConfig, plans: Path, terminal: Terminal
 ) -> list[tuple[Action, ...] | None]:
-    """Find plans with the second planner, in the order of the rows; None where there was none in time.
+    """Find plans with the second planner, in the order of the rows; None where it found none in time.
 
     Args:
         rows: the problems.
@@ -124,7 +127,7 @@ def optimal_plans(
             timeout_s=planners.planner_timeout_s,
             workers=planners.workers,
             cache=plans,
-            progress=lambda done, _: progress.update(done),
+            progress=lambda n_done, _: progress.update(n_done),
         )
         return [result.plan for result in results]
 

@@ -1,12 +1,12 @@
 """An endless stream of problems with shortest plans: every row is a pure function of the stream and the row's number.
 
-A stream draws from the partition of its split alone, so that it shares no problem with a split of another partition,
-whatever its seed and sizes. Where the number of its problems is limited, they come again and again, numbered ones in
-another order each time.
+A stream draws from the partition of its split alone: with any seed and sizes, it shares no problem with a split of
+another partition. Where the number of its problems is limited, they come again and again, numbered ones in another
+order each time.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,7 +30,7 @@ from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.restart import problem_after
 
-# A problem whose shortest plan takes a longer search than this is drawn again: a second or two.
+# A problem whose shortest plan takes a longer search than this, a second or two, is drawn again.
 _MAX_STATES = 3_000
 # Draws for one row. Where one in a hundred fits, a row is given up by mistake once in 10^8 times.
 _MAX_DRAWS = 2_000
@@ -49,10 +49,10 @@ class Stream:
         seed: of the draws.
         numbered: whether objects are `o1`, `o2`, ... as the prompt mentions them, see `numbered_row`, or have the names
             of the generator: `car3`, `shore1`.
-        problems: how many of each domain there are, which then come again; None: endless.
-        augment: what is drawn once more for each row, beside what the generator draws: `states` (with which state on
-            its plan every other problem begins), and for those not numbered `names` and `order`.
-        begun_lengths: band of lengths of the plans that are begun with `states`, whose rests are of `lengths`; default:
+        problems: number of problems of each domain, which come again and again; None: endless.
+        augment: what is drawn once more for each row, beside what the generator draws: `states` (every other problem
+            begins in a state on its plan), and for objects that are not numbered `names` and `order`.
+        begun_lengths: with `states`, band of lengths of the whole plans, the ends of which are of `lengths`; default:
             `lengths`.
     """
 
@@ -70,10 +70,10 @@ class Stream:
     @property
     def object_names(self) -> list[str]:
         """All names that objects may have."""
-        domains = [DOMAINS[name] for name in self.domains]
-        if self.numbered:
-            return [*NUMBERED, *(name for domain in domains for name in domain.constants)]
-        return [name for domain in domains for name in domain.names]
+        names = list(NUMBERED) if self.numbered else []
+        for domain in self.domains:
+            names += DOMAINS[domain].constants if self.numbered else DOMAINS[domain].names
+        return names
 
     def check(self) -> None:
         """Raise a `ConfigError` for unknown domains and styles, or sizes that a generator does not offer."""
@@ -82,16 +82,21 @@ class Stream:
         for name in self.domains:
             if name not in DOMAINS:
                 raise ConfigError(f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}")
-        if len({*self.domains}) < len(self.domains):
+        if len(set(self.domains)) < len(self.domains):
             raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
         lengths = parse_lengths(self.lengths, "stream_lengths")
+        # A shorter plan would have no end of these lengths.
         if self.begun_lengths is not None and parse_lengths(self.begun_lengths, "stream_lengths")[0] < lengths[0]:
-            expected = f"lengths of at least {lengths[0]}, the first of stream_lengths, with augment states"
-            raise ConfigError(f"stream_lengths: expected rl with {expected}, got {self.begun_lengths}")
+            raise ConfigError(
+                f"stream_lengths: expected rl with lengths of at least {lengths[0]}, the first of stream_lengths, "
+                f"with augment states, got {self.begun_lengths}"
+            )
         for name, sizes in parse_domain_sizes(self.sizes, "sizes").items():
-            if name not in self.domains or not {*sizes} <= {*DOMAINS[name].sizes}:
-                expected = "a domain of the stream, and sizes that docs/datasets.md lists"
-                raise ConfigError(f"sizes: expected {expected}, got {name}:{sizes[0]}-{sizes[-1]}")
+            if name not in self.domains or not set(sizes) <= set(DOMAINS[name].sizes):
+                raise ConfigError(
+                    "sizes: expected a domain of the stream, and sizes that docs/datasets.md lists, "
+                    f"got {name}:{sizes[0]}-{sizes[-1]}"
+                )
 
 
 def stream_row(stream: Stream, number: int) -> Row:
@@ -104,44 +109,54 @@ def stream_row(stream: Stream, number: int) -> Row:
     Raises:
         DataError: hardly any problem of these sizes has a plan of these lengths.
     """
-    turn, place = divmod(number, len(stream.domains))
-    domain = DOMAINS[stream.domains[place]]
-    turn = turn if stream.problems is None else turn % stream.problems
-    begun = "states" in stream.augment and turn % 2 == 1
-    usual = domain.train_sizes[: (len(domain.train_sizes) + 1) // 2]
-    sizes = tuple(parse_domain_sizes(stream.sizes).get(domain.name, usual))
-    draw = _draw if stream.problems is None else _draw_once  # what an endless stream has drawn never comes again
-    lengths = (stream.begun_lengths if begun else None) or stream.lengths
-    text, plan = draw(domain.name, stream.split, sizes, lengths, stream.seed, turn * len(stream.domains) + place)
-    again = random.Random(f"{stream.seed}/0/{number}")
-    if begun:
-        text, plan = _from_later(domain, stream, text, plan, again)
+    turn, position = divmod(number, len(stream.domains))
+    domain = DOMAINS[stream.domains[position]]
+    if stream.problems is not None:
+        turn %= stream.problems
+    # Every other turn, so that half of the problems keep the generator's initial state.
+    begins_later = "states" in stream.augment and turn % 2 == 1
+    # The smaller half of the training sizes, where the settings name no sizes.
+    default_sizes = domain.train_sizes[: (len(domain.train_sizes) + 1) // 2]
+    sizes = tuple(parse_domain_sizes(stream.sizes).get(domain.name, default_sizes))
+    lengths = stream.lengths
+    if begins_later and stream.begun_lengths:
+        lengths = stream.begun_lengths
+    # What an endless stream has drawn never comes again, so only a limited one remembers.
+    draw = _draw if stream.problems is None else _draw_once
+    draw_number = turn * len(stream.domains) + position
+    problem_pddl, plan = draw(domain.name, stream.split, sizes, lengths, stream.seed, draw_number)
+    # What differs when a problem comes again: seeded by the row's own number.
+    rng = random.Random(f"{stream.seed}/0/{number}")
+    if begins_later:
+        problem_pddl, plan = _from_later_state(domain, stream, problem_pddl, plan, rng)
     row = make_row(
         id=f"{domain.name}-{stream.split}-{number}",
         domain=domain.name,
         split=stream.split,
         domain_pddl=domain.pddl,
-        problem_pddl=text,
+        problem_pddl=problem_pddl,
         plan=plan,
         prompt_style=stream.prompt_style,
         planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
     )
     if stream.numbered:
-        return numbered_row(row, again)
+        return numbered_row(row, rng)
     if not stream.augment:
         return row
-    return renamed_row(row, domain.pools, again, names="names" in stream.augment, order="order" in stream.augment)
+    return renamed_row(row, domain.pools, rng, names="names" in stream.augment, order="order" in stream.augment)
 
 
 def _draw(
     name: str, split: str, sizes: Sequence[int], lengths: str, seed: int, number: int
 ) -> tuple[str, tuple[Action, ...]]:
     """Draw until a problem is of the split's partition and has a plan that is short and long enough."""
-    domain, band = DOMAINS[name], parse_lengths(lengths)
+    domain = DOMAINS[name]
+    band = parse_lengths(lengths)
     rng = random.Random(f"{name}/{split}/{seed}/{number}")
     for _ in range(_MAX_DRAWS):
         text = domain.generate_problem(rng.choice(sizes), rng, PROBLEM_NAME)
         problem = parse_problem(text, parse_domain(domain.pddl))
+        # Before the search for a plan, which takes longer.
         if partition(problem) != SPLIT_PARTITIONS[split]:
             continue
         plan = _shortest_plan(domain, problem, band[-1])
@@ -153,32 +168,35 @@ def _draw(
     )
 
 
-_draw_once = cache(_draw)  # some 2 KB a problem
+# Without a bound: a limited stream comes back to all of its problems, some 2 KB each.
+_draw_once = cache(_draw)
 
 
-def _from_later(
-    domain: PlanningDomain, stream: Stream, text: str, plan: tuple[Action, ...], rng: random.Random
+def _from_later_state(
+    domain: PlanningDomain, stream: Stream, problem_pddl: str, plan: tuple[Action, ...], rng: random.Random
 ) -> tuple[str, tuple[Action, ...]]:
-    """Let a problem begin with a state on its shortest plan, of which the rest is then a shortest one.
+    """Let a problem begin in a state on its shortest plan, the end of which is then a shortest plan.
 
     Generators begin with an empty hand and unloaded trucks; states on the way may have something in them. A problem
     stays as it is where no later one is of its partition.
     """
-    rests = [rest for rest in parse_lengths(stream.lengths) if rest <= len(plan)]
-    for rest in rng.sample(rests, len(rests)):
-        done = len(plan) - rest
-        later = problem_after(text, domain.pddl, plan[:done])
+    plan_lengths = [length for length in parse_lengths(stream.lengths) if length <= len(plan)]
+    for length in rng.sample(plan_lengths, len(plan_lengths)):
+        n_steps = len(plan) - length
+        later = problem_after(problem_pddl, domain.pddl, plan[:n_steps])
+        # Another state is another problem, which may be of a partition that another split draws from.
         if partition(parse_problem(later, parse_domain(domain.pddl))) == SPLIT_PARTITIONS[stream.split]:
-            return later, plan[done:]
-    return text, plan
+            return later, plan[n_steps:]
+    return problem_pddl, plan
 
 
-def _shortest_plan(domain: PlanningDomain, problem: Problem, longest: int) -> tuple[Action, ...] | None:
+def _shortest_plan(domain: PlanningDomain, problem: Problem, max_length: int) -> tuple[Action, ...] | None:
     """Find a shortest plan; None where it is longer, or would take too long to find."""
+    # The solver of a domain is optimal, and needs no search through states.
     if domain.solve is not None:
         return domain.solve(problem)
     try:
-        return solve(problem, optimal=True, max_states=_MAX_STATES, longest=longest)
+        return solve(problem, optimal=True, max_states=_MAX_STATES, longest=max_length)
     except SearchLimitError:
         return None
 
@@ -187,13 +205,15 @@ def distinct_rows(stream: Stream, n_rows: int) -> list[Row]:
     """Return rows of a stream, no two of which are the same problem: as many of each domain, domain by domain.
 
     Raises:
-        TooFewProblemsError: there are hardly any more; all such domains are named.
+        TooFewProblemsError: draws hardly bring any new problem; all such domains are named.
     """
-    rows, shortages = [], []
+    rows = []
+    shortages = []
     for position, name in enumerate(stream.domains):
+        # Domains take turns, so these are the numbers of the rows of this one; 2^60 stands for no end.
         numbers = range(position, 1 << 60, len(stream.domains))
         try:
-            rows += _distinct(stream, numbers, n_rows, f"{stream.split} of {name}")
+            rows += _distinct_rows(stream, numbers, n_rows, f"{stream.split} of {name}")
         except TooFewProblemsError as error:
             shortages.append(str(error))
     if shortages:
@@ -201,20 +221,19 @@ def distinct_rows(stream: Stream, n_rows: int) -> list[Row]:
     return rows
 
 
-def _distinct(stream: Stream, numbers: Sequence[int], n_rows: int, what: str) -> Iterator[Row]:
-    forms: set[str] = set()
+def _distinct_rows(stream: Stream, numbers: Sequence[int], n_rows: int, source: str) -> list[Row]:
+    rows: dict[str, Row] = {}
     supply = Supply()
     for number in numbers:
-        if len(forms) == n_rows:
-            return
+        if len(rows) == n_rows:
+            break
         if supply.is_exhausted:
             raise TooFewProblemsError(
-                f"{what}: expected {n_rows} different problems, got hardly any new one after {len(forms)}; "
+                f"{source}: expected {n_rows} different problems, got hardly any new one after {len(rows)}; "
                 "ask for fewer, or for other sizes or lengths"
             )
         row = stream_row(stream, number)
         form = form_of(row)
-        supply.record(form not in forms)
-        if form not in forms:
-            forms.add(form)
-            yield row
+        supply.record(form not in rows)
+        rows.setdefault(form, row)
+    return list(rows.values())

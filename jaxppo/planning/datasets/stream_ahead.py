@@ -1,8 +1,8 @@
-"""Rows of a stream, made ahead in processes of their own.
+"""Rows of a stream, made in advance by other processes.
 
-Each process writes every n-th batch to its standard output, one row a line, and waits there when nobody reads: the pipe
-is the queue. Which process makes a row does not matter to what it is. A process whose parent is gone cannot write any
-more, and ends.
+Each process writes every n-th batch to its standard output, one row a line. The pipe is the queue: once it is full, the
+process waits until somebody reads. A row does not depend on the process that makes it. A process whose parent is gone
+cannot write any more, and ends.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.rows import Row
 from jaxppo.planning.datasets.stream import Stream, stream_row
 
+# What learning needs of a row; only this is sent.
 _COLUMNS = ("id", "domain", "prompt", "completion")
-"""What of a row is sent."""
 
 
 class StreamAhead:
@@ -34,10 +34,13 @@ class StreamAhead:
     """
 
     def __init__(self, stream: Stream, batch_size: int, workers: int):
-        self.stream, self.batch_size, self._n_workers = stream, batch_size, workers
+        self.stream = stream
+        self.batch_size = batch_size
+        self._n_workers = workers
         self._processes: list[subprocess.Popen[str]] = []
-        self._first = self._next = 0
-        self._end = lambda: None
+        self._first_step = 0
+        self._next_step = 0
+        self._finalizer: weakref.finalize | None = None
 
     def batch(self, step: int) -> list[Row]:
         """Return rows `step * batch_size ...` with the columns that learning needs.
@@ -45,21 +48,22 @@ class StreamAhead:
         Raises:
             DataError: the stream gives none, or a process died.
         """
-        if not self._processes or step != self._next:
+        # The processes are started again for a step out of order, as after a resume.
+        if not self._processes or step != self._next_step:
             self._start(step)
-        process = self._processes[(step - self._first) % self._n_workers]
-        self._next = step + 1
-        assert process.stdout is not None
-        return [self._row(process, process.stdout.readline()) for _ in range(self.batch_size)]
+        process = self._processes[(step - self._first_step) % self._n_workers]
+        self._next_step = step + 1
+        return [_read_row(process) for _ in range(self.batch_size)]
 
     def close(self) -> None:
         """End the processes."""
-        self._end()
+        if self._finalizer is not None:
+            self._finalizer()
         self._processes = []
 
     def _start(self, step: int) -> None:
         self.close()
-        self._first = step
+        self._first_step = step
         for worker in range(self._n_workers):
             task = (asdict(self.stream), step + worker, self._n_workers, self.batch_size)
             self._processes.append(
@@ -70,16 +74,22 @@ class StreamAhead:
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
                     text=True,
                     encoding="utf-8",
-                    start_new_session=True,  # Ctrl-C stops a run after its step, which still needs rows
+                    # A session of its own: Ctrl-C stops a run after its step, which still needs rows.
+                    start_new_session=True,
                 )
             )
-        self._end = weakref.finalize(self, _end, tuple(self._processes))
+        # The processes end with this object, also where nobody closes it; `_end` must not hold a reference to it.
+        self._finalizer = weakref.finalize(self, _end, tuple(self._processes))
 
-    def _row(self, process: subprocess.Popen[str], line: str) -> Row:
-        row = json.loads(line) if line.endswith("\n") else {"error": f"a process that ended with {process.wait()}"}
-        if "error" in row:
-            raise DataError(f"train_split: expected rows of the stream, got {row['error']}")
-        return row
+
+def _read_row(process: subprocess.Popen[str]) -> Row:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    # A line without its end is what a process that died has left.
+    row = json.loads(line) if line.endswith("\n") else {"error": f"a process that ended with {process.wait()}"}
+    if "error" in row:
+        raise DataError(f"train_split: expected rows of the stream, got {row['error']}")
+    return row
 
 
 def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
@@ -98,13 +108,16 @@ def _serve(settings: dict[str, Any], first: int, stride: int, batch_size: int) -
             try:
                 row = stream_row(stream, number)
             except (DataError, PddlError) as error:
+                # The reader raises it, in the process of the run.
                 print(json.dumps({"error": str(error)}), flush=True)
                 return
             print(json.dumps({name: row[name] for name in _COLUMNS}))
+        # A batch at a time, which the reader waits for as a whole.
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
         _serve(*json.loads(sys.argv[1]))
-    os._exit(0)  # without a last flush, which could not go anywhere
+    # Without the last flush of a normal exit, which nobody would read.
+    os._exit(0)

@@ -1,4 +1,7 @@
-"""What the commands of planning need of a terminal; `jaxppo.run.console.Console` is one."""
+"""What the commands of planning need of a terminal; `jaxppo.run.console.Console` is one.
+
+Protocols, since planning does not depend on `jaxppo.run`.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -6,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """What `Terminal.progress` hands to the loop."""
+    """What `Terminal.progress` gives to the loop."""
 
     def update(self, step: int, **fields: Any) -> None:
         """Say that `step` of all are done; `fields` are shown as `name value`."""

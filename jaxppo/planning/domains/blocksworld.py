@@ -25,6 +25,7 @@ def draw_problem(n_blocks: int, rng: random.Random, name: str) -> str:
     while sorted(goal) == sorted(start):
         start = random_towers(blocks, rng)
         goal = random_towers(blocks, rng)
+    # The names of the blocks are in random order already, the atoms are shuffled.
     clear = [f"(clear {tower[-1]})" for tower in start]
     init = [*_place_atoms(start), *clear, "(handempty)"]
     return problem_text(name, "blocksworld", " ".join(blocks), shuffled(init, rng), shuffled(_place_atoms(goal), rng))

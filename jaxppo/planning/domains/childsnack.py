@@ -24,6 +24,7 @@ def draw_problem(n_children: int, rng: random.Random, name: str) -> str:
     sandwiches are made first, and a tray can move between all places.
     """
     children = rng.sample(POOLS["child"], n_children)
+    # The first ones, as the names are in random order.
     allergic = children[: draw_count(range(n_children + 1), (n_children + 1) // 2, rng)]
     tables = rng.sample(POOLS["place"], draw_count(range(1, 5), 1 + n_children // 2, rng))
     trays = rng.sample(POOLS["tray"], draw_count(range(1, 4), 2, rng))

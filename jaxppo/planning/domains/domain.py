@@ -29,6 +29,7 @@ class Phrases:
     actions: Mapping[str, str]
 
 
+# Without slots, which `cached_property` cannot have.
 @dataclass(frozen=True, kw_only=True)
 class PlanningDomain:
     """A domain with a generator of solvable problems.
@@ -82,6 +83,7 @@ class PlanningDomain:
         Raises:
             ConfigError: the size is out of range.
         """
+        # A generator would find no names for more objects, and no goal for fewer.
         if size not in self.sizes:
             raise ConfigError(f"n_{self.counts}: expected a size from {self.sizes[0]} to {self.sizes[-1]}, got {size}")
         return self.draw(size, rng, name)

@@ -24,6 +24,7 @@ def draw_problem(n_discs: int, rng: random.Random, name: str) -> str:
     goal = start
     while goal == start:
         goal = [rng.choice(pegs) for _ in discs]
+    # The names of discs say nothing of their size, so facts state it for all pairs.
     piles = _piles(discs, pegs, start)
     init = on_atoms(piles)
     init += [f"(clear {pile[-1]})" for pile in piles]

@@ -29,6 +29,7 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     # The places of each city, its airport first.
     city_places = {city: [airports[city], *locations[city]] for city in cities}
     all_places = list(chain.from_iterable(city_places.values()))
+    # Packages may begin and end anywhere, in the same city or in another one.
     starts = {package: rng.choice(all_places) for package in rng.sample(POOLS["package"], n_packages)}
     targets = draw_targets(starts, all_places, rng)
     # A truck for every city, and up to two spare ones.

@@ -33,6 +33,7 @@ def shuffled(items: Sequence[T], rng: random.Random) -> list[T]:
 
 def draw_targets(starts: Mapping[str, str], places: Sequence[str], rng: random.Random) -> dict[str, str]:
     """Draw a place for each object, uniform over all choices that move at least one object."""
+    # All targets are drawn again, so that every other choice stays equally likely.
     while True:
         targets = {name: rng.choice(places) for name in starts}
         if targets != starts:
@@ -55,6 +56,7 @@ def draw_goal(atoms: Sequence[str], init: Collection[str], rng: random.Random) -
 
 def draw_roads(places: Sequence[str], n_extra: int, rng: random.Random) -> list[tuple[str, str]]:
     """Draw a connected graph: a spanning tree and up to `n_extra` more edges; each edge is listed once."""
+    # Shuffled, so that no place is more often the root of the tree than others.
     order = shuffled(places, rng)
     # The tree: every place but the first has a road to one that comes before it.
     roads = [(place, rng.choice(order[:number])) for number, place in enumerate(order) if number]

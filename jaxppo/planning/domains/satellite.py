@@ -39,7 +39,7 @@ def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
     images = []
     for direction in directions:
         images += [f"(have_image {direction} {mode})" for mode in modes]
-    # No image is there at the start, so every goal takes steps.
+    # Nothing has been taken at the start, so every goal takes steps.
     goal = rng.sample(images, n_images)
     goal += [f"(pointing {satellite} {rng.choice(directions)})" for satellite in satellites if rng.random() < 0.3]
     objects = {"satellite": satellites, "instrument": list(instrument_modes), "mode": modes, "direction": directions}

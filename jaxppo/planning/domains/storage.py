@@ -62,6 +62,7 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     init += [f"(at {hoist} {area})" for hoist, area in zip(hoists, hoist_areas, strict=True)]
     init += [f"(available {hoist})" for hoist in hoists]
     init += [f"(clear {cell})" for cell in room_cells if cell not in hoist_areas]
+    # A crate may be anywhere in its depot.
     goal = draw_goal([f"(in {crate} {depot})" for crate, depot in targets.items()], init, rng)
     objects = {
         "cell": slots + room_cells,

@@ -39,6 +39,7 @@ def _draw_ways(n_cells: int, openness: float, rng: random.Random) -> list[tuple[
     tree = []
     for cell in range(1, n_cells):
         tree.append(rng.choice([pair for pair in pairs if pair[0] == cell]))
+    # The others that the region allows, each with the probability `openness`.
     return tree + [pair for pair in pairs if pair not in tree and rng.random() < openness]
 
 

@@ -31,9 +31,9 @@ from jaxppo.planning.language.task import compares_numbers
 _OBJECT = re.compile(r"(?<= )(?<!- )[a-z_][\w-]*+(?=[ )])")
 
 _LOG = logging.getLogger(__name__)
-# So many facts may be looked at, which takes some seconds; only problems with hundreds of objects alike need more.
+# Facts that may be looked at, some seconds' work; only problems with hundreds of objects alike need more.
 _MAX_WORK = 5_000_000
-# Copying so many numbers takes as long as looking at a fact.
+# Numbers that are copied in the time of looking at a fact.
 _COPIES = 16
 _UNDECIDED = "undecided: "
 
@@ -80,14 +80,16 @@ def canonical_form(problem: Problem) -> str:
         return search.smallest_text(search.start)[0]
     except (_GaveUpError, RecursionError):
         _LOG.warning(
-            "canonical_form: problem %s has too many objects alike; a problem that differs may get its form",
+            "canonical_form: problem %s has too many objects that look alike; other problems may get the same form",
             problem.name,
         )
         return _UNDECIDED + _text(structure, search.start.colours)
 
 
 def _structure(problem: Problem) -> _Structure:
+    # Numbers in the order of the declaration, which must not show in the text: only colours do.
     index = {name: number for number, name in enumerate(problem.objects)}
+    # The actions use constants by their names, so a renaming must keep them: each is a kind of its own.
     constants = problem.domain.constants.keys() | problem.domain.late_constants
     kinds = tuple(
         name if name in constants else f"? - {'|'.join(sorted(types))}" for name, types in problem.objects.items()
@@ -96,6 +98,7 @@ def _structure(problem: Problem) -> _Structure:
     if compares_numbers(problem):
         for function, value in problem.values.items():
             facts.append(_Fact(f"init {function[0]} = {write_expression(value)}", _numbers(function[1:], index)))
+    # A condition that the goal states twice counts once.
     facts.extend(_goal_fact(condition, index) for condition in dict.fromkeys(problem.conditions))
     occurrences = _occurrences(facts, len(index))
     neighbours = []
@@ -223,7 +226,7 @@ class _Search:
 
     def __init__(self, structure: _Structure):
         self._structure = structure
-        # The first refinement always ends, since it is what an undecided form says.
+        # The first refinement is not bounded, since an undecided form is made of it.
         self._work_left = math.inf
         self.start = self._refine_kinds()
         self._work_left = _MAX_WORK
@@ -244,7 +247,7 @@ class _Search:
 
         Returns:
             The text; the colours at the end of the first branch; and the orbits of the symmetries found, all of which
-            leave in its place what is told apart already.
+            leave the objects that are told apart already where they are.
         """
         if not colouring.classes:
             return _text(self._structure, colouring.colours), colouring.colours, _Orbits(len(colouring.colours))
@@ -369,6 +372,7 @@ class _Search:
         return tuple(sorted(coloured))
 
     def _spend(self, work: int) -> None:
+        # Counted and not timed, so that a problem has the same form on every machine.
         self._work_left -= work
         if self._work_left < 0:
             raise _GaveUpError
@@ -386,6 +390,7 @@ def _text(structure: _Structure, colours: Sequence[int]) -> str:
     """Write objects and facts with colours for names; constants keep theirs."""
     typed_names = [kind.replace("?", str(colour)) for kind, colour in zip(structure.kinds, colours, strict=True)]
     objects = [name for _, name in sorted(zip(colours, typed_names, strict=True))]
+    # Types stand with the objects; facts have the names alone.
     names = [typed_name.split(" ")[0] for typed_name in typed_names]
     facts = []
     for label, arguments in structure.facts:

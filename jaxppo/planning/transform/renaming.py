@@ -219,6 +219,7 @@ def _names_from_pools(
     mapping: dict[str, str] = {}
     for name in names:
         kind = _pool_of(name, problem, pools)
+        # One random choice for each object, from what no earlier one has.
         free = [candidate for candidate in pools[kind] if candidate not in used]
         if not free:
             raise ConfigError(f"pools: expected more names that are free under '{kind}', got {len(pools[kind])} names")
@@ -269,6 +270,7 @@ def _choose_words(
 
 def _ordinary_words(vocabulary: Sequence[str], excluded: Collection[str], rng: random.Random) -> Iterator[str]:
     """Yield the words of a list in random order, and then pairs of them (`cloud-fox`)."""
+    # Pairs only where a problem has more names than the list has words.
     order = rng.sample(vocabulary, len(vocabulary))
     pairs = (f"{first}-{second}" for first, second in permutations(order, 2))
     return (word for word in chain(order, pairs) if word not in excluded)

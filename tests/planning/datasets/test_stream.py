@@ -207,8 +207,7 @@ def test_what_cannot_be_drawn_is_said(monkeypatch):
     with pytest.raises(DataError, match=r"train_split.*blocksworld"):
         StreamAhead(impossible, 2, 1).batch(0)
     monkeypatch.setattr(candidates, "_WINDOW", 100)
-    few = replace(STREAM, split="train", domains=("blocksworld", "ferry"), sizes=("blocksworld:2-3", "ferry:1-1"))
-    few = replace(few, lengths="1-20")
+    few = replace(STREAM, domains=("blocksworld", "ferry"), sizes=("blocksworld:2-3", "ferry:1-1"), lengths="1-20")
     with pytest.raises(DataError, match=r"train of blocksworld.*90.*train of ferry.*90"):
         distinct_rows(few, 90)
 
