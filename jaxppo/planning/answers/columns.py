@@ -38,6 +38,7 @@ def parse_columns(text: str | None) -> Mapping[str, str]:
     Raises:
         ConfigError: it says something else.
     """
+    # Twice is an error, as one of both would be ignored.
     column_names: dict[str, str] = {}
     for part in text.split(",") if text else ():
         name, sign, column = (piece.strip() for piece in part.partition("="))

@@ -130,6 +130,7 @@ def check_as_text(check: PlanCheck) -> str:
     """Return what the terminal shows, a line for each thing."""
     # From the same figures as `--json`, so that the two never differ.
     content = check_as_json(check)
+    # The verdict first: the exit status says the same.
     lines = ["plan valid" if content["valid"] else "plan not valid"]
     step = content["failed_step"]
     steps = content["steps"]

@@ -77,6 +77,7 @@ def read_results(
 
 def _names_of_path(path: Path, task: str) -> dict[str, str]:
     """Return the model, the folder of a file, and the kind of prompt, the end of its name; tasks 2 and 3 before it."""
+    # Resolved, so that a file that is named alone still has its folders.
     folders = path.resolve().parts
     match = _NAME.fullmatch(path.stem)
     kind = match[1] if match else path.stem

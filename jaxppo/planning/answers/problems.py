@@ -86,6 +86,7 @@ class Problems:
         Raises:
             DataError: there is none, or no validator here covers it.
         """
+        # A file of results has hundreds of answers to the same problems.
         key = (answer.domain, answer.problem, answer.prompt_pddl)
         return self._task_by_name.get_or_compute(key, partial(self._task, answer))
 

@@ -35,6 +35,7 @@ def read_answers(
     files = [path for path in list_files(source, "*") if path.is_file()]
     suffixes = [_PLANBENCH, *READERS]
     if not any(path.suffix.lower() in suffixes or is_plan_file(path) for path in files):
+        # The commonest kinds say what sort of folder it is.
         kinds = Counter(path.suffix or "no suffix" for path in files)
         counts = ", ".join(f"{count} with {suffix}" for suffix, count in kinds.most_common(3))
         content = (counts or "an empty folder") if source.is_dir() else str(source)

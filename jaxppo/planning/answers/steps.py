@@ -37,7 +37,7 @@ _JSON_STEP = (
 _WORDS = r"step|steps|action|actions|move|then|next|first|firstly|second|third|finally|lastly|and|now|after that|plan"
 _LABELS = rf'[^\w()]*+(?:(?:(?:{_WORDS})(?!\w)|\d++|[a-z](?=[.)])|(?<=")\w++")[^\w(]*+)*+'
 _LABEL = re.compile(rf"(?:[^()\n]{{0,200}}:)?{_LABELS}", re.IGNORECASE)
-"""What may stand in front of a step in its line."""
+"""What may stand before a step in its line."""
 _BETWEEN = re.compile(rf"(?!\s*+:){_LABELS}", re.IGNORECASE)
 """What may stand between two steps of a line; what follows a colon explains the step before it."""
 _DENIAL = re.compile(r"\s++(?:is|are|was|would|will|can|could|should|may)(?:\s*+not\b|n't|\s++no\b)", re.IGNORECASE)

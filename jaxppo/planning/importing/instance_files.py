@@ -148,7 +148,7 @@ class Instances:
                 is_configured = configured is not None and path == configured[0]
                 domain = configured[1] if configured is not None and is_configured else self.folder.domain_of(problem)
             except DataError as error:
-                # Only told where no other file is left.
+                # Only reported where no file is left.
                 errors.append(error)
                 continue
             is_of_domain = is_configured or bool(paths_of_domain) or domain.name == entry.domain.lower()
@@ -268,6 +268,7 @@ class Instances:
 
 def _without_surplus_words(step: Action, problem: Problem) -> Action:
     """Write PlanBench's `(feast object b object c)` as `(feast b c)`: drop surplus words that are no objects."""
+    # Only steps that are too long, and only if what is left fits: other errors are the plan's own.
     schema = problem.domain.actions.get(step[0])
     if schema is None or len(step) - 1 <= len(schema.parameters):
         return step

@@ -162,7 +162,7 @@ class PddlFolder:
         return folders
 
     def _in_folder(self, folder: Path, kind: str) -> list[Definition]:
-        """Read what the files of a folder define; those that cannot be read are reported by who lists the files."""
+        """Read what the files of a folder define; those that cannot be read are reported by whoever lists the files."""
         if folder not in self._by_kind:
             definitions: dict[str, list[Definition]] = {"domain": [], "problem": []}
             for path in self._by_folder.get(folder, ()):
@@ -204,6 +204,7 @@ class PddlFolder:
 
 def _read_definition(path: Path) -> Definition:
     """Read the first lines of a definition alone: whoever uses the file parses it, and says what is wrong inside."""
+    # Comments may hold anything, also a definition that was commented out.
     text = read_text(path, MAX_BYTES)
     plain = _COMMENT.sub("", text).lower()
     match = _DEFINITION.match(plain)

@@ -85,6 +85,7 @@ def problem_objection(domain_pddl: str, problem_pddl: str) -> str | None:
     """Say why a problem cannot become a row: time matters in it, or it cannot be read; None where it can."""
     if needs_time_stamps(domain_pddl, problem_pddl):
         return "temporal: expected plans that are lists of actions, got durative actions, events or timed facts"
+    # What is unsupported may be valid PDDL, and is a kind of its own in the report.
     try:
         parse_problem(problem_pddl, parse_domain(domain_pddl))
     except UnsupportedPddlError as error:

@@ -82,6 +82,7 @@ def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> 
         style: one of `PROMPT_STYLES`.
         domain_pddl: domain text; `atoms` and `pddl` need none.
     """
+    # Marks are the same for all styles, so a style reads plans alone.
     start, end = plan_span(text)
     plan = _style(style).parse_completion(text[start:end], domain_pddl)
     if start == 0:

@@ -94,6 +94,7 @@ def render_fault(fault: Fault, domain_pddl: str) -> str:
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect predicates, actions, names and what stands between them."""
+    # The domain is not shown, so its types and variables are in no prompt.
     words = {*_WORDS, *names}
     for domain in map(parse_domain, domain_pddls):
         words.update(domain.predicates, domain.actions, domain.constants)

@@ -78,6 +78,7 @@ class Clauses(NamedTuple):
 
 def term(name: str) -> str:
     """Write a variable `?from` as `FROM`, a name as it is."""
+    # Names are in lower case once they are read, so capitals are free.
     return name[1:].upper() if name[0] == "?" else name
 
 

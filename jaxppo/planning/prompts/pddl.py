@@ -24,6 +24,7 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     Raises:
         PddlError: a text is not PDDL.
     """
+    # What comes after `define` and the name.
     sections = read_form(problem_pddl, "<problem>")[2:]
     return _FRAME.format(domain=_domain_text(domain_pddl), problem=_definition(f"(problem {_PROBLEM_NAME})", sections))
 

@@ -12,6 +12,7 @@ from jaxppo.planning.language.task import Domain
 @lru_cache(maxsize=256)
 def phrases_of(domain: Domain) -> Phrases:
     """Find the phrases of a domain: ours where names, types and arguments are those of one of ours, else general."""
+    # By its content, not its name: another `blocksworld` may have other actions.
     return _own_phrases().get(_signature(domain)) or general_phrases(domain)
 
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from string import Formatter
-from typing import NamedTuple
 
 from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import parse_domain
@@ -24,16 +23,8 @@ Places = tuple[int, ...]
 """Which words of a sentence."""
 
 
-class Templates(NamedTuple):
-    """Actions whose phrases have arguments at the same places.
-
-    Attributes:
-        fixed_places: of the words that are no arguments.
-        actions: these words to the action's name and the places of its arguments.
-    """
-
-    fixed_places: Places
-    actions: dict[tuple[str, ...], tuple[str, Places]]
+Templates = dict[int, dict[Places, dict[tuple[str, ...], tuple[str, Places]]]]
+"""Number of words, places of those that are no arguments, and these words, to the action and its arguments' places."""
 
 
 def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
@@ -77,8 +68,8 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
     return ParsedPlan(tuple(actions), spans=tuple(spans))
 
 
-def _read_sentence(words: Sequence[str], templates: dict[int, list[Templates]]) -> Action | None:
-    for fixed_places, actions in templates.get(len(words), ()):
+def _read_sentence(words: Sequence[str], templates: Templates) -> Action | None:
+    for fixed_places, actions in templates.get(len(words), {}).items():
         fixed_words = tuple([words[place] for place in fixed_places])
         if fixed_words in actions:
             name, argument_places = actions[fixed_words]
@@ -90,21 +81,18 @@ def _read_sentence(words: Sequence[str], templates: dict[int, list[Templates]]) 
 
 
 @lru_cache(maxsize=256)
-def _templates_of(domain_pddl: str) -> dict[int, list[Templates]]:
+def _templates_of(domain_pddl: str) -> Templates:
     """Group the templates of a domain by their number of words, commas among them.
 
     A domain may have dozens of actions, and rewards read every completion of a batch: with the words that are no
     arguments as a key, a sentence is looked up once for each shape of its length, not compared with every action.
     """
-    shapes: dict[tuple[int, Places], Templates] = {}
+    templates: Templates = {}
     for name, phrase in phrases_of(parse_domain(domain_pddl)).actions.items():
         words, argument_places = template(phrase)
         fixed_places = tuple(place for place in range(len(words)) if place not in argument_places)
-        shape = shapes.setdefault((len(words), fixed_places), Templates(fixed_places, {}))
-        shape.actions[tuple(words[place] for place in fixed_places)] = (name, argument_places)
-    templates: dict[int, list[Templates]] = {}
-    for (n_words, _), shape in shapes.items():
-        templates.setdefault(n_words, []).append(shape)
+        actions = templates.setdefault(len(words), {}).setdefault(fixed_places, {})
+        actions[tuple(words[place] for place in fixed_places)] = (name, argument_places)
     return templates
 
 

@@ -7,6 +7,7 @@ PUNCTUATION = "().,:;"
 """Each of these is a separate word wherever it stands."""
 SPECIAL_WORDS = ("<pad>", "<eos>")
 """What fills up a batch, and what ends a completion."""
+# Punctuation by itself, also inside what stands between blanks: `(clear` is two words.
 _WORD = re.compile(f"[{PUNCTUATION}]|[^{PUNCTUATION}\\s]+")
 
 

@@ -39,7 +39,7 @@ def solve(problem: Problem) -> tuple[Action, ...]:
     return tuple(_actions(start, _search(start, goal), names))
 
 
-def _places(names: list[str], atoms: Iterable[Atom], what: str) -> Places:
+def _places(names: list[str], atoms: Iterable[Atom], field: str) -> Places:
     index = {name: block for block, name in enumerate(names)}
     below: dict[str, int] = {}
     for atom in atoms:
@@ -49,11 +49,12 @@ def _places(names: list[str], atoms: Iterable[Atom], what: str) -> Places:
             below[atom[1]] = TABLE
     for name in names:
         if name not in below:
-            raise DataError(f"{what}: expected '(on {name} ...)' or '(ontable {name})', got neither")
+            raise DataError(f"{field}: expected '(on {name} ...)' or '(ontable {name})', got neither")
     return tuple(below[name] for name in names)
 
 
 def _search(start: Places, goal: Places) -> list[Move]:
+    # Among equals the deeper node is next, and then the earlier one, so that nodes are never compared.
     arrival = count()
     frontier = [(len(_misplaced(start, goal)), 0, next(arrival), start)]
     came_from: dict[Places, tuple[Places, Move] | None] = {start: None}
@@ -66,9 +67,11 @@ def _search(start: Places, goal: Places) -> list[Move]:
         for block, target in _moves(places, goal):
             reached = (*places[:block], target, *places[block + 1 :])
             if n_moves < moves_to.get(reached, n_moves + 1):
-                moves_to[reached], came_from[reached] = n_moves, (places, (block, target))
+                moves_to[reached] = n_moves
+                came_from[reached] = (places, (block, target))
                 priority = n_moves + len(_misplaced(reached, goal))
                 heapq.heappush(frontier, (priority, -n_moves, next(arrival), reached))
+    # From any towers all others can be reached, so the goal is none.
     raise DataError("goal: expected towers of blocks, got a cycle")
 
 
@@ -83,10 +86,14 @@ def _path(came_from: Mapping[Places, tuple[Places, Move] | None], places: Places
 def _misplaced(places: Places, goal: Places) -> set[int]:
     """Find the blocks that must move: those not on their goal's block, and everything above them."""
     wrong = {block for block, below in enumerate(places) if below != goal[block]}
+    # The table is under many blocks, so it has none above.
     above = {below: block for block, below in enumerate(places) if below != TABLE}
     for block in tuple(wrong):
-        while (block := above.get(block, TABLE)) not in wrong and block != TABLE:
+        block = above.get(block, TABLE)
+        # Up the tower, as far as that was not done already.
+        while block not in wrong and block != TABLE:
             wrong.add(block)
+            block = above.get(block, TABLE)
     return wrong
 
 
@@ -94,6 +101,7 @@ def _moves(places: Places, goal: Places) -> Iterator[Move]:
     """Yield the moves worth trying: the first that reaches a final place, else misplaced top blocks to the table."""
     misplaced = _misplaced(places, goal)
     clear = [block for block in sorted(misplaced) if block not in places]
+    # A block that can go to its final place goes there at once: no plan gets longer by it.
     for block in clear:
         target = goal[block]
         if target == TABLE or (target not in misplaced and target not in places):
@@ -105,6 +113,7 @@ def _moves(places: Places, goal: Places) -> Iterator[Move]:
 def _actions(places: Places, moves: Iterable[Move], names: list[str]) -> Iterator[Action]:
     below = list(places)
     for block, target in moves:
-        source, below[block] = below[block], target
+        source = below[block]
+        below[block] = target
         yield ("pick-up", names[block]) if source == TABLE else ("unstack", names[block], names[source])
         yield ("put-down", names[block]) if target == TABLE else ("stack", names[block], names[target])

@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Record(NamedTuple):
-    """What a planner said about a problem.
+    """What came of a planner's work on a problem.
 
     Attributes:
         plan: its plan, or None.
@@ -30,6 +30,7 @@ class Record(NamedTuple):
 
     def is_final(self, timeout_s: float) -> bool:
         """Return whether asking again, with this time limit, would be in vain; a crash may have a passing reason."""
+        # A longer limit may find a plan; an equal or shorter one will not.
         if self.reason == "timeout":
             return self.timeout_s >= timeout_s
         return self.reason is None or not self.reason.startswith(("crash", "memory"))
@@ -51,14 +52,23 @@ class PlanCache:
         self._file: BinaryIO | None = None
         self._records: dict[str, Record] = {}
         try:
-            lines = path.read_bytes().split(b"\n") if path is not None and path.exists() else []
+            content = path.read_bytes() if path is not None and path.exists() else b""
         except OSError as error:
             raise ConfigError(f"cache: expected a file of results, got {error}") from error
-        read = [_read(line) for line in lines if line.strip()]
-        self._records.update(entry for entry in read if entry is not None)
-        self._is_torn = bool(lines) and lines[-1] != b""
-        if None in read:
-            _LOG.warning("%s: %d damaged line(s) are left out", path, read.count(None))
+        n_damaged = 0
+        for line in content.split(b"\n"):
+            if not line.strip():
+                continue
+            entry = _read(line)
+            if entry is None:
+                n_damaged += 1
+            else:
+                key, record = entry
+                self._records[key] = record  # the last one counts
+        if n_damaged:
+            _LOG.warning("%s: %d damaged line(s) are left out", path, n_damaged)
+        # A process that was killed while it wrote has left half a line, to which none must be appended.
+        self._is_torn = content != b"" and not content.endswith(b"\n")
 
     def get(self, key: str, timeout_s: float) -> Record | None:
         """Return the record of a key, if it still holds under this time limit."""
@@ -71,6 +81,7 @@ class PlanCache:
             return
         plan = None if record.plan is None else list(map(format_action, record.plan))
         line = json.dumps({"key": key, **notes, **record._asdict(), "plan": plan}).encode() + b"\n"
+        # Threads share this file, other processes may have it open too.
         with self._lock:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,11 +98,14 @@ class PlanCache:
 
 
 def _read(line: bytes) -> tuple[str, Record] | None:
+    # Whatever the line holds: an edited or half-written one is left out, and its problem solved again.
     try:
         data = json.loads(line)
         plan = None if data["plan"] is None else tuple(map(parse_action, data["plan"]))
-        reason, seconds, timeout_s = data["reason"], float(data["seconds"]), float(data["timeout_s"])
-        is_right = isinstance(data["key"], str) and (isinstance(reason, str) if plan is None else reason is None)
+        record = Record(plan, data["reason"], float(data["seconds"]), float(data["timeout_s"]))
+        key = data["key"]
     except (ValueError, TypeError, KeyError):
         return None
-    return (data["key"], Record(plan, reason, seconds, timeout_s)) if is_right else None
+    # A plan, or the reason why there is none.
+    has_right_reason = isinstance(record.reason, str) if plan is None else record.reason is None
+    return (key, record) if isinstance(key, str) and has_right_reason else None

@@ -8,14 +8,14 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.search import SearchLimitError, solve
 
 
-class Answer(NamedTuple):
+class PlannerAnswer(NamedTuple):
     """A plan, or the reason why there is none."""
 
     plan: tuple[Action, ...] | None
     reason: str | None = None
 
 
-Engine = Callable[[str, str], Answer]
+Engine = Callable[[str, str], PlannerAnswer]
 """Takes the texts of a domain and a problem."""
 
 
@@ -25,15 +25,15 @@ class Builtin:
     def __init__(self, optimal: bool = False):
         self._optimal = optimal
 
-    def __call__(self, domain_pddl: str, problem_pddl: str) -> Answer:
+    def __call__(self, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
         """Search for a plan."""
         try:
             plan = solve(parse_problem(problem_pddl, parse_domain(domain_pddl)), optimal=self._optimal)
         except UnsupportedPddlError as error:
-            return Answer(None, f"unsupported: {error.message}")
+            return PlannerAnswer(None, f"unsupported: {error.message}")
         except SearchLimitError as error:
-            return Answer(None, f"limit: {error}")
-        return Answer(plan, "unsolvable" if plan is None else None)
+            return PlannerAnswer(None, f"limit: {error}")
+        return PlannerAnswer(plan, "unsolvable" if plan is None else None)
 
 
 class Unified:
@@ -45,24 +45,27 @@ class Unified:
     def __init__(self, name: str, optimal: bool = False):
         from unified_planning.shortcuts import get_environment  # pyright: ignore[reportMissingImports] # an extra
 
-        self._name, self._optimal = name, optimal
+        self._name = name
+        self._optimal = optimal
         environment = get_environment()
+        # No banner of credits at every call.
         environment.credits_stream = None
         environment.error_used_name = False  # an object may be called like a type
 
-    def __call__(self, domain_pddl: str, problem_pddl: str) -> Answer:
+    def __call__(self, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
         """Ask the engine for one plan."""
         from unified_planning.io import PDDLReader  # pyright: ignore[reportMissingImports]
         from unified_planning.shortcuts import OneshotPlanner  # pyright: ignore[reportMissingImports]
 
         problem = PDDLReader().parse_problem_string(domain_pddl, problem_pddl)
         with OneshotPlanner(name=self._name) as planner:
+            # Any plan will do then; an optimal one would be optimal for another problem.
             if not (planner.supports(problem.kind) or self._optimal):
                 problem.clear_quality_metrics()
             if not planner.supports(problem.kind):
-                beyond = sorted(problem.kind.features - planner.supported_kind().features)
-                return Answer(None, f"unsupported: {', '.join(beyond).lower().replace('_', ' ')}")
-            return _answer_of(planner.solve(problem))
+                unsupported = sorted(problem.kind.features - planner.supported_kind().features)
+                return PlannerAnswer(None, f"unsupported: {', '.join(unsupported).lower().replace('_', ' ')}")
+            return _to_answer(planner.solve(problem))
 
 
 # What unified-planning calls an outcome, to what it is called here.
@@ -75,8 +78,11 @@ _REASONS = {
 }
 
 
-def _answer_of(result: Any) -> Answer:
+def _to_answer(result: Any) -> PlannerAnswer:
     if result.plan is None:
-        return Answer(None, _REASONS.get(result.status.name, f"crash: {result.status.name.lower().replace('_', ' ')}"))
-    steps = [(step.action.name, *map(str, step.actual_parameters)) for step in result.plan.actions]
-    return Answer(tuple(tuple(word.lower() for word in step) for step in steps))
+        status = result.status.name
+        return PlannerAnswer(None, _REASONS.get(status, f"crash: {status.lower().replace('_', ' ')}"))
+    plan: list[Action] = []
+    for step in result.plan.actions:
+        plan.append((step.action.name.lower(), *(str(argument).lower() for argument in step.actual_parameters)))
+    return PlannerAnswer(tuple(plan))

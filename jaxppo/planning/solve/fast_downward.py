@@ -13,9 +13,10 @@ import tempfile
 from pathlib import Path
 
 from jaxppo.planning.language.plans import parse_plan_text
-from jaxppo.planning.solve.engines import Answer
+from jaxppo.planning.solve.engines import PlannerAnswer
 
-_PACKAGE, _PROGRAM = "up_fast_downward", Path("downward", "fast-downward.py")
+_PACKAGE = "up_fast_downward"
+_PROGRAM = Path("downward", "fast-downward.py")
 _SATISFICING = ("--alias", "lama-first")
 _OPTIMAL = ("--search", "astar(lmcut())")
 _REASONS = {
@@ -39,39 +40,46 @@ class FastDownward:
     """The program, with one of its configurations: `lama-first`, or A* with LM-cut for optimal plans."""
 
     def __init__(self, optimal: bool = False):
+        # Found, not imported: only the program beside it is needed.
         package = importlib.util.find_spec(_PACKAGE)
         folders = list(package.submodule_search_locations or ()) if package is not None else []
-        programs = [path for folder in folders if (path := Path(folder, _PROGRAM)).is_file()]
+        programs = list(filter(Path.is_file, (Path(folder, _PROGRAM) for folder in folders)))
         if not programs:
             raise FileNotFoundError(f"{_PACKAGE}/{_PROGRAM.as_posix()}")
-        self._program, self._optimal = programs[0], optimal
+        self._program = programs[0]
+        self._optimal = optimal
 
-    def __call__(self, domain_pddl: str, problem_pddl: str) -> Answer:
+    def __call__(self, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
         """Run it on the texts; its processes end with the process that called."""
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            files = [folder / "domain.pddl", folder / "problem.pddl"]
-            for path, text in zip(files, (domain_pddl, problem_pddl), strict=True):
-                path.write_text(_MISSING_BLANK.sub(" ", text), encoding="utf-8")
-            options = ["--plan-file", "plan", *([] if self._optimal else _SATISFICING)]
-            search = _OPTIMAL if self._optimal else ()
-            command = [sys.executable, str(self._program), *options, *map(str, files), *search]
-            done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-            plan = folder / "plan"
-            if plan.is_file():
-                parsed = parse_plan_text(plan.read_text(encoding="utf-8"))
-                return (
-                    Answer(parsed.actions) if parsed.error is None else Answer(None, "crash: its plan cannot be read")
-                )
-            return Answer(None, _reason(done))
+            domain_file = folder / "domain.pddl"
+            problem_file = folder / "problem.pddl"
+            plan_file = folder / "plan"
+            domain_file.write_text(_MISSING_BLANK.sub(" ", domain_pddl), encoding="utf-8")
+            problem_file.write_text(_MISSING_BLANK.sub(" ", problem_pddl), encoding="utf-8")
+            # An alias is an option of the driver, before the files; a search is one of the planner, after them.
+            files = (str(domain_file), str(problem_file))
+            arguments = (*files, *_OPTIMAL) if self._optimal else (*_SATISFICING, *files)
+            command = [sys.executable, str(self._program), "--plan-file", plan_file.name, *arguments]
+            process = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+            # The file decides, not the status, which may be that of a time-out after a plan was written.
+            if not plan_file.is_file():
+                return PlannerAnswer(None, _reason(process))
+            plan = parse_plan_text(plan_file.read_text(encoding="utf-8"))
+        if plan.error is not None:
+            return PlannerAnswer(None, "crash: its plan cannot be read")
+        return PlannerAnswer(plan.actions)
 
 
-def _reason(done: "subprocess.CompletedProcess[bytes]") -> str:
-    if done.returncode in _REASONS:
-        return _REASONS[done.returncode]
-    lines = (done.stderr.strip() or done.stdout).decode("utf-8", "replace").split("\n")
-    words = next(
-        (line.strip()[:200] for line in reversed(lines) if line.strip() and not line.startswith(_NO_REASON)), ""
-    )
-    kind = "unsupported" if done.returncode in _ERROR_STATUS else f"crash: status {done.returncode}"
-    return f"{kind}: {words}"
+def _reason(process: "subprocess.CompletedProcess[bytes]") -> str:
+    """Say why there is no plan: by the exit status, and where that is an error by the last line that says something."""
+    status = process.returncode
+    if status in _REASONS:
+        return _REASONS[status]
+    kind = "unsupported" if status in _ERROR_STATUS else f"crash: status {status}"
+    output = (process.stderr.strip() or process.stdout).decode("utf-8", "replace")
+    for line in reversed(output.split("\n")):
+        if line.strip() and not line.startswith(_NO_REASON):
+            return f"{kind}: {line.strip()[:200]}"
+    return f"{kind}: "

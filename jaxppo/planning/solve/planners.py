@@ -19,7 +19,7 @@ from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.solve import search
 from jaxppo.planning.solve.cache import PlanCache, Record
-from jaxppo.planning.solve.engines import Answer
+from jaxppo.planning.solve.engines import PlannerAnswer
 from jaxppo.planning.solve.process import PlannerProcess
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, default_workers, find_val, run_val
 from jaxppo.planning.validate.validator import execute
@@ -48,8 +48,11 @@ class Planner(NamedTuple):
     licence: str = "Apache-2.0"
 
 
-_BUILTIN, _UNIFIED = "jaxppo.planning.solve.engines:Builtin", "jaxppo.planning.solve.engines:Unified"
+# Named, not imported: engines are made in planner processes, and some of their packages are slow or missing.
+_BUILTIN = "jaxppo.planning.solve.engines:Builtin"
+_UNIFIED = "jaxppo.planning.solve.engines:Unified"
 _DOWNWARD = "jaxppo.planning.solve.fast_downward:FastDownward"
+# Wheel, extra and licence.
 _ARIES = ("up-aries", "planners", "MIT")
 _FAST_DOWNWARD = ("up-fast-downward", "planners-gpl", "GPL-3.0")
 _PYPERPLAN = ("up-pyperplan", "planners-gpl", "GPL-3.0")
@@ -123,7 +126,7 @@ def find_plans(
     use_val: bool = False,
     memory_mib: int | None = 4096,
 ) -> Iterator[PlanResult]:
-    """Solve problems; results come in the order of the tasks, each as soon as it and those before it are there.
+    """Solve problems; results come in the order of the tasks, each as soon as it and those before it are known.
 
     Tasks of equal content are solved once. A call that was stopped early (Ctrl-C, a kill, an abandoned iterator)
     continues when it is repeated with the same cache.
@@ -150,6 +153,7 @@ def find_plans(
         raise ConfigError(f"workers: expected 1 or more, got {workers!r}")
     if use_val and find_val() is None:
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
+    # Settings are checked here, at the call, and not when the first result is asked for.
     pool = _Pool(PLANNERS[planner], timeout_s, memory_mib)
     return _results(_Job(list(tasks), version, pool, PlanCache(cache), use_val), workers or default_workers(), progress)
 
@@ -167,13 +171,15 @@ class _Pool:
     """Planner processes that wait for the next problem; threads borrow them."""
 
     def __init__(self, planner: Planner, timeout_s: float, memory_mib: int | None):
-        self.planner, self.timeout_s, self._memory_mib = planner, timeout_s, memory_mib
+        self.planner = planner
+        self.timeout_s = timeout_s
+        self._memory_mib = memory_mib
         self.stopped = threading.Event()
         self._idle: list[PlannerProcess] = []
         self._busy: set[PlannerProcess] = set()
         self._lock = threading.Lock()
 
-    def solve(self, task: PlanTask) -> tuple[Answer, float]:
+    def solve(self, task: PlanTask) -> tuple[PlannerAnswer, float]:
         """Have a process solve a problem; its plan is not checked yet."""
         process = self._borrow()
         try:
@@ -184,15 +190,18 @@ class _Pool:
     def _borrow(self) -> PlannerProcess:
         with self._lock:
             process = self._idle.pop() if self._idle else None
+        # Without the lock: a start takes seconds, and others may borrow meanwhile.
         if process is None:
             process = PlannerProcess(self.planner.engine, self.planner.arguments, self._memory_mib)
         with self._lock:
             self._busy.add(process)
+            # Stopped while it started: `stop` did not see it, and its borrower waits for its answer.
             if self.stopped.is_set():
                 process.kill()
         return process
 
     def _give_back(self, process: PlannerProcess) -> None:
+        # One that was killed, for its time or at the end, solves nothing more.
         with self._lock:
             self._busy.discard(process)
             if process.is_alive and not self.stopped.is_set():
@@ -204,7 +213,9 @@ class _Pool:
         """End all processes, also those at work."""
         self.stopped.set()
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = self._idle
+            self._idle = []
+            # Killed alone: the threads that use them close them when they give them back.
             for process in self._busy:
                 process.kill()
         for process in idle:
@@ -222,21 +233,25 @@ class _Job(NamedTuple):
 
     def key(self, task: PlanTask) -> str:
         """Hash what the result depends on."""
+        # PDDL has no NUL, so no two triples are joined to the same text.
         content = "\0".join((task.domain_pddl, task.problem_pddl, self.version))
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     def record(self, key: str, task: PlanTask) -> Record:
-        """Return the result of a task: known, or found now and recorded."""
-        known = self.cache.get(key, self.pool.timeout_s)
-        if known is not None and (known.plan is None or self._objection(task, known.plan) is None):
-            return known
+        """Return the result of a task: from the cache, or found now and recorded."""
+        cached = self.cache.get(key, self.pool.timeout_s)
+        # The file may be older than the validators are: its plans are checked again.
+        if cached is not None and (cached.plan is None or self._objection(task, cached.plan) is None):
+            return cached
         record = self._solved(task)
         if not self.pool.stopped.is_set():  # else its planner was killed, through no fault of the problem
             self.cache.add(key, record, id=task.id, planner=self.version)
         return record
 
     def _solved(self, task: PlanTask) -> Record:
-        reason, seconds = _unreadable(task), 0.0
+        # Read here first: a planner's words about a text that is no PDDL are of no use.
+        reason = _unreadable(task)
+        seconds = 0.0
         plan = None
         if reason is None:
             try:
@@ -278,32 +293,40 @@ def _unreadable(task: PlanTask) -> str | None:
     return None
 
 
-def _invalid(what: str, verdict: PlanVerdict) -> str:
+def _invalid(kind: str, verdict: PlanVerdict) -> str:
     if verdict.error in (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT):
         return f"crash: {verdict.error}"
-    return f"{what}{verdict.write_fault()}"
+    return f"{kind}{verdict.write_fault()}"
 
 
 def _results(job: _Job, workers: int, progress: Progress | None) -> Iterator[PlanResult]:
+    """Yield results in the order of the tasks.
+
+    Threads take distinct tasks from one queue and put records into another, in any order; this generator holds back
+    those that are not next. All is ended in its `finally`, which also runs when the caller gives up: an abandoned
+    iterator, Ctrl-C, or an error in a thread, which is passed through the queue and raised here.
+    """
     keys = list(map(job.key, job.tasks))
-    uses, distinct = Counter(keys), dict(zip(keys, job.tasks, strict=True))
+    n_tasks_of_key = Counter(keys)
+    distinct = dict(zip(keys, job.tasks, strict=True))
     finished: queue.SimpleQueue[tuple[str, Record | Exception]] = queue.SimpleQueue()
     threads = _start_threads(job, distinct, min(workers, len(distinct)), finished)
     records: dict[str, Record] = {}
-    done = 0
+    n_finished = 0
     try:
         for key, task in zip(keys, job.tasks, strict=True):
             while key not in records:
-                other, record = finished.get()
+                finished_key, record = finished.get()
                 if isinstance(record, Exception):
                     raise record
-                records[other] = record
-                done += uses[other]
+                records[finished_key] = record
+                n_finished += n_tasks_of_key[finished_key]
                 if progress is not None:
-                    progress(done, len(keys))
+                    progress(n_finished, len(keys))
             yield job.result(task, records[key])
     finally:
         job.pool.stop()
+        # Only then is nobody left who may write into the cache.
         for thread in threads:
             thread.join()
         job.cache.close()
@@ -313,6 +336,7 @@ def _start_threads(
     job: _Job, distinct: dict[str, PlanTask], count: int, finished: "queue.SimpleQueue[tuple[str, Record | Exception]]"
 ) -> list[threading.Thread]:
     """Start threads, which are enough: the work is in the planners' processes; Python's end does not wait for them."""
+    # Filled before any thread starts, so that an empty queue is the end.
     waiting: queue.SimpleQueue[tuple[str, PlanTask]] = queue.SimpleQueue()
     for item in distinct.items():
         waiting.put(item)
@@ -323,6 +347,7 @@ def _start_threads(
                 key, task = waiting.get_nowait()
             except queue.Empty:
                 return
+            # An error of a thread would be lost, and the caller wait for ever.
             try:
                 finished.put((key, job.record(key, task)))
             except Exception as error:

@@ -1,6 +1,6 @@
 """A planner in a separate process, which is killed, with all that it started, when it takes too long.
 
-The process is started afresh and not forked, for JAX has threads. Requests and answers are lines of JSON on its
+The process is started afresh and not forked, as JAX has threads. Requests and answers are lines of JSON on its
 standard input and output; what the planner itself prints goes nowhere, but for the last words of one that dies. A
 process whose parent is gone ends itself and its children.
 """
@@ -18,10 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.solve.engines import Answer, Engine
+from jaxppo.planning.solve.engines import Engine, PlannerAnswer
 from jaxppo.planning.subprocesses import kill_group
 
 if sys.platform == "linux":
@@ -32,13 +32,6 @@ _START_S = 120.0
 _END_S = 2.0
 """Seconds for a process that has no more to say to end."""
 _MIB = 1 << 20
-
-
-class TimedAnswer(NamedTuple):
-    """An answer and the seconds that the planner took."""
-
-    answer: Answer
-    seconds: float
 
 
 class PlannerProcess:
@@ -55,14 +48,14 @@ class PlannerProcess:
 
     def __init__(self, engine: str, arguments: Sequence[Any] = (), memory_mib: int | None = None):
         self._folder = tempfile.TemporaryDirectory(prefix="jaxppo-planner-", ignore_cleanup_errors=True)
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 # it lives as long as the process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 # it lives as long as the process
         self._killed = False
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jaxppo.planning.solve.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._words,
+            stderr=self._stderr,
             cwd=self._folder.name,
             env=_environment(self._folder.name),
             text=True,
@@ -70,6 +63,7 @@ class PlannerProcess:
             start_new_session=True,  # what it starts is killed with it
         )
         self.is_alive = True
+        # Imports of a planner take seconds, which count for no problem.
         setup = {"engine": engine, "arguments": arguments, "memory_mib": memory_mib, "folder": self._folder.name}
         ready = self._exchange(setup, _START_S)
         if "ready" not in ready:
@@ -77,18 +71,24 @@ class PlannerProcess:
             self.close()
             raise ConfigError(f"planner: expected a process that makes {engine}, got {reason}")
 
-    def ask(self, domain_pddl: str, problem_pddl: str, timeout_s: float) -> TimedAnswer:
-        """Have a problem solved; the process is gone afterwards where it took too long or died."""
-        began = time.monotonic()
+    def ask(self, domain_pddl: str, problem_pddl: str, timeout_s: float) -> tuple[PlannerAnswer, float]:
+        """Have a problem solved; the process is gone afterwards where it took too long or died.
+
+        Returns:
+            The answer, and the seconds that the planner took.
+        """
+        start = time.monotonic()
         reply = self._exchange({"domain": domain_pddl, "problem": problem_pddl}, timeout_s)
-        plan, reason = reply.get("plan"), reply.get("reason")
-        if self._killed and plan is None:
-            reason = "timeout"
-        answer = Answer(None if plan is None else tuple(map(tuple, plan)), reason)
-        return TimedAnswer(answer, reply.get("seconds", time.monotonic() - began))
+        seconds = reply.get("seconds", time.monotonic() - start)
+        plan = reply.get("plan")
+        if plan is not None:
+            return PlannerAnswer(tuple(map(tuple, plan)), reply.get("reason")), seconds
+        # The reply of a process that was killed says only that it has ended.
+        return PlannerAnswer(None, "timeout" if self._killed else reply.get("reason")), seconds
 
     def _exchange(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Send a line and wait for one; what comes instead of it is a reason."""
+        # Reading a pipe has no time limit of its own: killing the writer ends it.
         killer = threading.Timer(limit_s, self.kill)
         killer.daemon = True
         killer.start()
@@ -99,22 +99,27 @@ class PlannerProcess:
             return json.loads(self._process.stdout.readline())
         except (OSError, ValueError):  # it has ended
             self.is_alive = False
-            return {"reason": self._how_it_ended()}
+            return {"reason": self._end_reason()}
         finally:
+            # Joined: whether it has killed the process must be settled before the next line.
             killer.cancel()
             killer.join()
             self.is_alive = self.is_alive and not self._killed
 
-    def _how_it_ended(self) -> str:
+    def _end_reason(self) -> str:
+        """Say how the process ended: by which signal or status, and with which last line of its standard error."""
         _let_end(self._process.pid)
         with self._lock:
             kill_group(self._process)  # its children
             code = self._process.wait()
-        how = f"signal {-code}" if code < 0 else f"status {code}"
-        self._words.seek(max(0, os.fstat(self._words.fileno()).st_size - 4096))
-        words = self._words.read().decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(words) if line.strip()), "")
-        return f"crash: the planner's process ended with {how}" + (f" ({last[:200]})" if last else "")
+        reason = "crash: the planner's process ended with "
+        reason += f"signal {-code}" if code < 0 else f"status {code}"
+        self._stderr.seek(max(0, os.fstat(self._stderr.fileno()).st_size - 4096))
+        lines = self._stderr.read().decode("utf-8", "replace").split("\n")
+        for line in reversed(lines):
+            if line.strip():
+                return f"{reason} ({line.strip()[:200]})"
+        return reason
 
     def kill(self) -> None:
         """End the process and all that it started, now; any thread may do it."""
@@ -123,24 +128,30 @@ class PlannerProcess:
             kill_group(self._process)
 
     def close(self) -> None:
-        """End the process and clean up behind it."""
+        """End the process and clean up after it."""
         self.kill()
         self.is_alive = False
         with contextlib.suppress(OSError):
             self._process.communicate()
-        self._words.close()
+        self._stderr.close()
         self._folder.cleanup()
 
 
 def _environment(folder: str) -> dict[str, str]:
     """Let the caller's modules be found, planners walk over sets in one order, and files end up in the folder."""
-    paths = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
-    folders = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
-    return {**os.environ, **folders, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}
+    environment = dict(os.environ)
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        environment[name] = folder
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
+    # The order of a set of texts would be another one in each process, and with it a planner's plan.
+    environment["PYTHONHASHSEED"] = "0"
+    environment["PYTHONIOENCODING"] = "utf-8"
+    return environment
 
 
 def _let_end(pid: int) -> None:
     """Give a process that has closed its output a moment to end by itself; its number stays taken."""
+    # Its status says more than the signal of whoever kills it first, and its last words are then complete.
     deadline = time.monotonic() + _END_S
     while hasattr(os, "waitid") and time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
@@ -153,26 +164,28 @@ def _let_end(pid: int) -> None:
 
 def _serve() -> None:
     requests = _Requests()
+    # The real output is kept for replies; whatever prints finds another one in its place.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         _redirect(os.devnull, 1)  # answers only, whatever a planner prints
 
         def send(**reply: Any) -> None:
             print(json.dumps(reply), file=out, flush=True)
 
-        first = requests.next()
-        requests.folder = first["folder"]
-        _limit_memory(first["memory_mib"])
+        setup = requests.next()
+        requests.folder = setup["folder"]
+        _limit_memory(setup["memory_mib"])
+        # Any error, as engines are others' code; the parent turns it into one of the settings.
         try:
-            engine = _make(first["engine"], first["arguments"])
+            engine = _make(setup["engine"], setup["arguments"])
         except Exception as error:
             send(reason=_reason(error))
             return
         send(ready=True)
         while True:
             request = requests.next()
-            began = time.monotonic()
+            start = time.monotonic()
             answer = _call(engine, request["domain"], request["problem"])
-            send(plan=answer.plan, reason=answer.reason, seconds=round(time.monotonic() - began, 3))
+            send(plan=answer.plan, reason=answer.reason, seconds=round(time.monotonic() - start, 3))
 
 
 class _Requests:
@@ -187,6 +200,7 @@ class _Requests:
         self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._input = os.fdopen(os.dup(0), encoding="utf-8")
         _redirect(os.devnull, 0)
+        # A thread of its own, so that the end of the input is noticed while a planner works.
         threading.Thread(target=self._read, daemon=True).start()
 
     def next(self) -> dict[str, Any]:
@@ -203,16 +217,19 @@ class _Requests:
 
 
 def _redirect(path: str, descriptor: int) -> None:
-    opened = os.open(path, os.O_RDWR)
-    os.dup2(opened, descriptor)
-    os.close(opened)
+    target = os.open(path, os.O_RDWR)
+    os.dup2(target, descriptor)
+    os.close(target)
 
 
 def _limit_memory(memory_mib: int | None) -> None:
     if memory_mib is not None and sys.platform == "linux":
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = memory_mib * _MIB if most == resource.RLIM_INFINITY else min(memory_mib * _MIB, most)
-        resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+        limit = memory_mib * _MIB
+        # The system refuses a limit above the hard one.
+        if hard_limit != resource.RLIM_INFINITY:
+            limit = min(limit, hard_limit)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
 
 
 def _make(engine: str, arguments: Sequence[Any]) -> Engine:
@@ -220,18 +237,18 @@ def _make(engine: str, arguments: Sequence[Any]) -> Engine:
     return getattr(importlib.import_module(module), name)(*arguments)
 
 
-def _call(engine: Engine, domain_pddl: str, problem_pddl: str) -> Answer:
+def _call(engine: Engine, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
     try:
         return engine(domain_pddl, problem_pddl)
     except MemoryError:
-        return Answer(None, "memory")
+        return PlannerAnswer(None, "memory")
     except Exception as error:
-        return Answer(None, f"crash: {_reason(error)}")
+        return PlannerAnswer(None, f"crash: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:
-    words = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
+    line = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {line[:300]}" if line else type(error).__name__
 
 
 if __name__ == "__main__":

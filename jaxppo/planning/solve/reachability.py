@@ -37,46 +37,55 @@ class _Pattern(NamedTuple):
 
 
 class _Join(NamedTuple):
-    """How a new fact that fits `first` is completed: by reached facts, and the objects of the remaining variables."""
+    """How a new fact that fits `trigger` is completed: by reached facts, and the objects of the remaining variables."""
 
     schema: ActionSchema
-    first: Atom | None
-    rest: tuple[_Pattern, ...]
+    trigger: Atom | None
+    patterns: tuple[_Pattern, ...]
     free: tuple[Parameter, ...]
 
 
-class _Reached:
+class _ReachedFacts:
     """The facts reached so far, found by some of their arguments."""
 
     def __init__(self, patterns: Iterable[_Pattern]):
-        self._found: dict[str, dict[tuple[int, ...], dict[tuple[str, ...], list[Atom]]]] = {}
+        # Predicate to places to the names there to the facts: an index for each look-up that some join makes.
+        self._indexes: dict[str, dict[tuple[int, ...], dict[tuple[str, ...], list[Atom]]]] = {}
         for atom, places in patterns:
-            self._found.setdefault(atom[0], {})[places] = {}
+            self._indexes.setdefault(atom[0], {})[places] = {}
 
     def add(self, atom: Atom) -> None:
-        for places, groups in self._found.get(atom[0], {}).items():
+        for places, groups in self._indexes.get(atom[0], {}).items():
             groups.setdefault(tuple([atom[place] for place in places]), []).append(atom)
 
     def matching(self, pattern: _Pattern, binding: Binding) -> Sequence[Atom]:
         atom, places = pattern
+        # What is no variable is a constant, which stands for itself.
         key = tuple([binding.get(atom[place], atom[place]) for place in places])
-        return self._found[atom[0]][places].get(key, ())
+        return self._indexes[atom[0]][places].get(key, ())
 
 
 class _Budget:
     """Counts the choices of objects that were tried."""
 
     def __init__(self, problem: Problem):
-        self._name, self._left = problem.name, MAX_BINDINGS
+        self._problem_name = problem.name
+        self._remaining = MAX_BINDINGS
 
     def spend(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise SearchLimitError(f"problem {self._name}: more than {MAX_BINDINGS} ways to fill in the operators")
+        self._remaining -= 1
+        if self._remaining < 0:
+            reason = f"more than {MAX_BINDINGS} ways to fill in the operators"
+            raise SearchLimitError(f"problem {self._problem_name}: {reason}")
 
 
 def reachable_steps(problem: Problem) -> dict[Action, Step]:
     """Find the steps whose preconditions can be reached when nothing is ever deleted.
+
+    A queue of facts, to begin with those of the start. Each new fact triggers the joins whose precondition it fits; a
+    join looks up the other preconditions among the facts before it, and each way to fill in all variables is a step,
+    whose new facts go to the end of the queue. So a step is found when the last fact that it needs is taken from the
+    queue, and nothing is tried twice.
 
     Source: Helmert, Concise finite-domain representations for PDDL planning tasks, Artificial Intelligence 173 (2009),
     section 6 (the same by Datalog rules).
@@ -88,36 +97,48 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
         SearchLimitError: there are more than `MAX_BINDINGS` ways to fill in the operators.
         UnsupportedPddlError: a step has a precondition or an effect that goes beyond STRIPS.
     """
-    joins = [join for schema in problem.domain.actions.values() for join in _joins(schema)]
-    waiting: dict[str | None, list[_Join]] = {}
-    for join in joins:
-        waiting.setdefault(None if join.first is None else join.first[0], []).append(join)
-    reached = _Reached(pattern for join in joins for pattern in join.rest)
-    grounder, budget = Grounder(problem), _Budget(problem)
+    joins_without_trigger: list[_Join] = []
+    joins_by_predicate: dict[str, list[_Join]] = {}
+    patterns: list[_Pattern] = []
+    for schema in problem.domain.actions.values():
+        for join in _joins(schema):
+            patterns += join.patterns
+            if join.trigger is None:
+                joins_without_trigger.append(join)
+            else:
+                joins_by_predicate.setdefault(join.trigger[0], []).append(join)
+    reached = _ReachedFacts(patterns)
+    grounder = Grounder(problem)
+    budget = _Budget(problem)
     steps: dict[Action, Step] = {}
     queue = list(problem.init_order)
-    known = set(queue)
+    queued = set(queue)
 
-    def use(join: _Join, binding: Binding) -> None:
+    def add_steps(join: _Join, binding: Binding) -> None:
         for action in _completed(problem, join, binding, reached, budget):
             if action not in steps and check_action(problem, action) is None:
-                step = steps[action] = _plain(problem, action, grounder.step(action))
-                new = [] if NEVER in step.true else sorted(step.add - known)
-                known.update(new)
-                queue.extend(new)
+                step = _require_strips(problem, action, grounder.step(action))
+                steps[action] = step
+                # Kept all the same, so that it is not grounded again; it is left out in the end.
+                if NEVER not in step.true:
+                    # Sorted: the order of a set would differ between processes, and with it the plan.
+                    new_facts = sorted(step.add - queued)
+                    queued.update(new_facts)
+                    queue.extend(new_facts)
 
-    for join in waiting.get(None, ()):
-        use(join, {})
+    for join in joins_without_trigger:
+        add_steps(join, {})
+    # Joined only with facts before it, and with itself: a pair is completed by the later of the two.
     for fact in queue:  # it grows
         reached.add(fact)
-        for join in waiting.get(fact[0], ()):
-            binding = None if join.first is None else _matched(join.first, fact, {})
+        for join in joins_by_predicate.get(fact[0], ()):
+            binding = None if join.trigger is None else _matched(join.trigger, fact, {})
             if binding is not None:
-                use(join, binding)
+                add_steps(join, binding)
     return {action: steps[action] for action in sorted(steps) if NEVER not in steps[action].true}
 
 
-def _plain(problem: Problem, action: Action, step: Step) -> Step:
+def _require_strips(problem: Problem, action: Action, step: Step) -> Step:
     if step.extras is not None:
         if any(effect.condition is not True for effect in step.extras.effects):
             refuse(problem, f"conditional effects in '{action[0]}'")
@@ -129,19 +150,23 @@ def _plain(problem: Problem, action: Action, step: Step) -> Step:
 def _joins(schema: ActionSchema) -> Iterator[_Join]:
     """Make one join for each precondition that a new fact may fit; a schema without any is filled in by types alone."""
     atoms = [part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive]
+    # Equalities, and negative conditions, find no objects; grounding checks them.
     atoms = [atom for atom in atoms if atom[0] != "="]
+    # Such a schema waits for no fact: it is filled in once, at the start.
     if not atoms:
         yield _Join(schema, None, (), schema.parameters)
-    for number, first in enumerate(atoms):
-        rest, bound = _in_order(atoms[:number] + atoms[number + 1 :], _variables(first))
-        yield _Join(schema, first, rest, tuple(each for each in schema.parameters if each.name not in bound))
+    for number, trigger in enumerate(atoms):
+        patterns, bound = _in_order(atoms[:number] + atoms[number + 1 :], _variables(trigger))
+        free = tuple(parameter for parameter in schema.parameters if parameter.name not in bound)
+        yield _Join(schema, trigger, patterns, free)
 
 
 def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[tuple[_Pattern, ...], set[str]]:
     """Order the look-ups: always next the one with the fewest open variables, and all variables bound in the end."""
+    # Few open variables, few facts that fit: what is tried grows with the product over all look-ups.
     patterns = []
     while atoms:
-        atom = min(atoms, key=lambda each: len(_variables(each) - bound))
+        atom = min(atoms, key=lambda candidate: len(_variables(candidate) - bound))
         atoms.remove(atom)
         places = tuple(place for place in range(1, len(atom)) if atom[place][0] != "?" or atom[place] in bound)
         patterns.append(_Pattern(atom, places))
@@ -154,33 +179,37 @@ def _variables(atom: Atom) -> set[str]:
 
 
 def _matched(pattern: Atom, fact: Atom, binding: Binding) -> dict[str, str] | None:
+    """Bind the variables of a pattern to the names of a fact; None where a name differs from what is bound."""
     bound = dict(binding)
     for term, name in zip(pattern[1:], fact[1:], strict=True):
-        if (bound.setdefault(term, name) if term[0] == "?" else term) != name:
+        value = bound.setdefault(term, name) if term[0] == "?" else term
+        if value != name:
             return None
     return bound
 
 
 def _completed(
-    problem: Problem, join: _Join, binding: Binding, reached: _Reached, budget: _Budget, depth: int = 0
+    problem: Problem, join: _Join, binding: Binding, reached: _ReachedFacts, budget: _Budget, depth: int = 0
 ) -> Iterator[Action]:
+    """Yield the actions of a join: patterns from `depth` on filled in by reached facts, then the rest by objects."""
     budget.spend()
-    if depth < len(join.rest):
-        pattern = join.rest[depth]
+    if depth < len(join.patterns):
+        pattern = join.patterns[depth]
         for fact in reached.matching(pattern, binding):
             bound = _matched(pattern.atom, fact, binding)
             if bound is not None:
                 yield from _completed(problem, join, bound, reached, budget, depth + 1)
         return
-    names = [parameter.name for parameter in join.schema.parameters]
+    variables = [parameter.name for parameter in join.schema.parameters]
+    free_variables = [parameter.name for parameter in join.free]
     for objects in product(*(_objects(problem, parameter) for parameter in join.free)):
         budget.spend()
-        bound = {**binding, **{parameter.name: name for parameter, name in zip(join.free, objects, strict=True)}}
-        yield bound_atom((join.schema.name, *names), bound)
+        bound = {**binding, **dict(zip(free_variables, objects, strict=True))}
+        yield bound_atom((join.schema.name, *variables), bound)
 
 
 def _objects(problem: Problem, parameter: Parameter) -> list[str]:
     domain = problem.domain
-    return [
-        name for name, own in problem.objects.items() if not domain.typed or domain.is_of_type(own, parameter.types)
-    ]
+    if not domain.typed:
+        return list(problem.objects)
+    return [name for name, types in problem.objects.items() if domain.is_of_type(types, parameter.types)]

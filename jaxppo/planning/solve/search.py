@@ -25,6 +25,8 @@ MAX_STATES = 50_000
 """States that a search keeps: a minute or so, and some hundred MB."""
 # How far preferred steps run ahead while they make progress. Source: Richter and Helmert (2009), section 4.
 _BOOST = 1000
+_NO_STEP = -1
+"""Before the start."""
 
 _CameFrom = dict[int, tuple[int, int] | None]
 """State to the state before it and the step between."""
@@ -79,32 +81,47 @@ def _check_covered(problem: Problem, optimal: bool) -> None:
 
 
 def _greedy(task: StripsTask, max_states: int) -> list[int] | None:
+    """Run greedy best-first search from the start.
+
+    An entry of a queue is a state with a step that may be taken in it, under the estimate of that state: the state
+    after the step is only made, and evaluated, when the entry is taken out, as evaluations are what costs time, and
+    most entries are never taken out. The second number settles equal estimates by age, so that states and steps are
+    never compared, and the search is the same in every process.
+    """
     came_from: _CameFrom = {}
-    order, best = count(), INFINITY
-    queues: tuple[list[tuple[int, int, int, int]], ...] = ([(0, next(order), task.start, -1)], [])
-    credit = [0, 0]  # the queue that has less of it is next; the second one holds the helpful steps
-    while any(queues):
-        turn = int(bool(queues[1]) and (not queues[0] or credit[1] <= credit[0]))
-        credit[turn] += 1
-        _, _, before, number = heapq.heappop(queues[turn])
-        state = before if number < 0 else _after(task, before, number)
+    order = count()
+    best = INFINITY
+    all_steps: list[tuple[int, int, int, int]] = [(0, next(order), task.start, _NO_STEP)]
+    helpful_steps: list[tuple[int, int, int, int]] = []
+    # The queue that was used less is next; progress lets the second one run ahead.
+    n_taken = 0
+    n_helpful_taken = 0
+    while all_steps or helpful_steps:
+        if helpful_steps and (not all_steps or n_helpful_taken <= n_taken):
+            n_helpful_taken += 1
+            _, _, parent, number = heapq.heappop(helpful_steps)
+        else:
+            n_taken += 1
+            _, _, parent, number = heapq.heappop(all_steps)
+        state = parent if number == _NO_STEP else _after(task, parent, number)
         if state in came_from:
             continue
-        came_from[state] = None if number < 0 else (before, number)
+        came_from[state] = None if number == _NO_STEP else (parent, number)
         if state & task.goal == task.goal:
             return _without_detours(task, _path(came_from, state))
         _check_limit(came_from, max_states)
         estimate, helpful = relaxed_plan(task, state)
+        # No plan even if nothing is ever deleted, so none at all.
         if estimate == INFINITY:
             continue
         if estimate < best:
             best = estimate
-            credit[1] -= _BOOST
-        for following in _applicable(task, state):
-            entry = (estimate, next(order), state, following)
-            heapq.heappush(queues[0], entry)
-            if following in helpful:
-                heapq.heappush(queues[1], entry)
+            n_helpful_taken -= _BOOST
+        for next_step in _applicable(task, state):
+            entry = (estimate, next(order), state, next_step)
+            heapq.heappush(all_steps, entry)
+            if next_step in helpful:
+                heapq.heappush(helpful_steps, entry)
     return None
 
 
@@ -123,9 +140,11 @@ def _path(came_from: _CameFrom, state: int) -> list[int]:
 
 def _without_detours(task: StripsTask, plan: list[int]) -> list[int]:
     """Leave out each step, with those that then cannot be taken, where the rest still reaches the goal."""
-    position, state = 0, task.start
+    position = 0
+    state = task.start
     while position < len(plan):
-        shorter, reached = [], state
+        shorter: list[int] = []
+        reached = state
         for number in plan[position + 1 :]:
             if reached & task.need[number] == task.need[number]:
                 shorter.append(number)
@@ -146,35 +165,44 @@ def _shortest(task: StripsTask, max_states: int, longest: int) -> list[int] | No
     estimate, cut = landmark_cut(task, task.start, longest + 1)
     if estimate > longest:
         return None
+    # A first plan, quickly: it bounds the search, and proves that there is one.
     greedy = _greedy(task, max_states)
     if greedy is None:
         return None
+    # Only plans that are shorter than the greedy one are looked for, and none that is longer than was asked for.
     bound = min(len(greedy), longest + 1)
     came_from: _CameFrom = {task.start: None}
-    distance, evaluated = {task.start: 0}, {task.start: (estimate, cut)}
+    distance = {task.start: 0}
+    evaluated = {task.start: (estimate, cut)}
     order = count()
+    # Of states with equal sums the one that is further from the start is next, as it is closer to the goal.
     heap = [(estimate, 0, next(order), task.start)]
     while heap and heap[0][0] < bound:
-        total, behind, _, state = heapq.heappop(heap)
-        if -behind > distance[state]:
+        total, negative_length, _, state = heapq.heappop(heap)
+        length = -negative_length
+        # An entry from before a shorter way was found.
+        if length > distance[state]:
             continue
         if state & task.goal == task.goal:
             return _path(came_from, state)
         if state not in evaluated:
             _check_limit(evaluated, max_states)
-            evaluated[state] = landmark_cut(task, state, bound + behind)
+            evaluated[state] = landmark_cut(task, state, bound - length)
         estimate, cut = evaluated[state]
-        if estimate - behind > total:
-            heapq.heappush(heap, (estimate - behind, behind, next(order), state))
+        # Its own landmarks are more than those of the state before it promised: it waits for its turn again.
+        if length + estimate > total:
+            heapq.heappush(heap, (length + estimate, -length, next(order), state))
             continue
-        length = 1 - behind
+        next_length = length + 1
         for number in _applicable(task, state):
-            following = _after(task, state, number)
-            least = evaluated[following][0] if following in evaluated else estimate - (number in cut)
-            following_total = max(total, length + least)
-            if following_total < bound and length < distance.get(following, INFINITY):
-                distance[following], came_from[following] = length, (state, number)
-                heapq.heappush(heap, (following_total, -length, next(order), following))
+            next_state = _after(task, state, number)
+            # A step of the cut lowers the number of landmarks by one at most, any other step not at all.
+            lower_bound = evaluated[next_state][0] if next_state in evaluated else estimate - (number in cut)
+            next_total = max(total, next_length + lower_bound)
+            if next_total < bound and next_length < distance.get(next_state, INFINITY):
+                distance[next_state] = next_length
+                came_from[next_state] = (state, number)
+                heapq.heappush(heap, (next_total, -next_length, next(order), next_state))
     return greedy if len(greedy) <= longest else None
 
 

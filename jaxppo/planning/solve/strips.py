@@ -44,32 +44,52 @@ def compile_task(problem: Problem, steps: Mapping[Action, Step]) -> StripsTask |
     goal_true, goal_false = _goal(problem)
     added = frozenset[Atom]().union(*(step.add for step in steps.values()))
     deleted = frozenset[Atom]().union(*(step.delete - step.add for step in steps.values()))
-    always, never = problem.init - deleted, lambda atom: atom not in problem.init and atom not in added
-    if any(map(never, goal_true)) or not always.isdisjoint(goal_false):
+    always_true = problem.init - deleted
+    ever_true = problem.init | added
+    if not goal_true <= ever_true or not always_true.isdisjoint(goal_false):
         return None
-    steps = {action: step for action, step in steps.items() if always.isdisjoint(step.false)}
-    true = goal_true.union(*(step.true for step in steps.values())) - always
-    false = {atom for atom in goal_false.union(*(step.false for step in steps.values())) if not never(atom)}
-    holds = {atom: number for number, atom in enumerate(sorted(true), 1)}
-    lacks = {atom: number for number, atom in enumerate(sorted(false), 1 + len(holds))}
+    steps = {action: step for action, step in steps.items() if always_true.isdisjoint(step.false)}
+    # What always holds, or never does, needs no bit.
+    true_atoms = goal_true.union(*(step.true for step in steps.values())) - always_true
+    false_atoms = goal_false.union(*(step.false for step in steps.values())) & ever_true
+    # Sorted, so that the numbers, and with them the plan, do not depend on the order of a set.
+    number_if_true = {atom: number for number, atom in enumerate(sorted(true_atoms), 1)}
+    number_if_false = {atom: number for number, atom in enumerate(sorted(false_atoms), 1 + len(number_if_true))}
 
     def numbers(true: Iterable[Atom], false: Iterable[Atom]) -> tuple[int, ...]:
         """Number the facts that say that these atoms hold and those do not, as far as conditions ask for them."""
-        return tuple(
-            sorted([holds[atom] for atom in true if atom in holds] + [lacks[atom] for atom in false if atom in lacks])
-        )
+        facts = [number_if_true[atom] for atom in true if atom in number_if_true]
+        facts += [number_if_false[atom] for atom in false if atom in number_if_false]
+        return tuple(sorted(facts))
 
-    needs = [numbers(step.true, step.false) or (0,) for step in steps.values()]
-    gives = [numbers(step.add, step.delete - step.add) for step in steps.values()]
-    takes = [numbers(step.delete - step.add, step.add) for step in steps.values()]
-    users: list[list[int]] = [[] for _ in range(1 + len(holds) + len(lacks))]
+    needs: list[tuple[int, ...]] = []
+    gives: list[tuple[int, ...]] = []
+    keep: list[int] = []
+    for step in steps.values():
+        # An atom that a step deletes and adds holds after it.
+        removed = step.delete - step.add
+        # A step that needs nothing needs fact 0, so that searches have no special case.
+        needs.append(numbers(step.true, step.false) or (0,))
+        gives.append(numbers(step.add, removed))
+        # Where an atom becomes true, the fact that it is false goes.
+        keep.append(~bits_of(numbers(removed, step.add)))
+    users: list[list[int]] = [[] for _ in range(1 + len(number_if_true) + len(number_if_false))]
     for number, facts in enumerate(needs):
         for fact in facts:
             users[fact].append(number)
     goals = numbers(goal_true, goal_false)
-    start = bits_of(numbers(problem.init, [atom for atom in false if atom not in problem.init])) | 1
-    need, give, keep = list(map(bits_of, needs)), list(map(bits_of, gives)), [~bits_of(facts) for facts in takes]
-    return StripsTask(tuple(steps), needs, gives, need, keep, give, users, start, goals, bits_of(goals))
+    return StripsTask(
+        actions=tuple(steps),
+        needs=needs,
+        gives=gives,
+        need=list(map(bits_of, needs)),
+        keep=keep,
+        give=list(map(bits_of, gives)),
+        users=users,
+        start=bits_of(numbers(problem.init, false_atoms - problem.init)) | 1,
+        goals=goals,
+        goal=bits_of(goals),
+    )
 
 
 def _goal(problem: Problem) -> tuple[frozenset[Atom], frozenset[Atom]]:
@@ -77,10 +97,10 @@ def _goal(problem: Problem) -> tuple[frozenset[Atom], frozenset[Atom]]:
     grounder = Grounder(problem)
     true: set[Atom] = set()
     false: set[Atom] = set()
-    others: list[Node] = []
+    compound: list[Node] = []
     for condition, binding in grounder.goal_parts(problem.conditions, {}):
-        sort_in(grounder.condition(condition, binding), true, false, others)
-    if others:
+        sort_in(grounder.condition(condition, binding), true, false, compound)
+    if compound:
         refuse(problem, "a goal that is no conjunction of literals")
     return frozenset(true), frozenset(false)
 

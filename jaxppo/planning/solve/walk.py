@@ -26,17 +26,21 @@ class StateSpace:
     """
 
     def __init__(self, problem: Problem):
-        self._steps, self._goal, self.start = reachable_steps(problem), problem.goal, problem.init
+        self._steps = reachable_steps(problem)
+        self._goal = problem.goal
+        self.start = problem.init
 
     def after(self, state: State, action: Action) -> State | None:
-        """Return the state behind an action; None where it does not apply."""
+        """Return the state after an action; None where it does not apply."""
+        # Steps that can never be reached are not listed, and apply in no state of this problem.
         step = self._steps.get(action)
         if step is None or not _applies(step, state):
             return None
+        # As in PDDL, what a step both deletes and adds holds after it.
         return (state - step.delete) | step.add
 
     def end_of(self, plan: Sequence[Action]) -> State:
-        """Return the state behind a plan whose actions all apply."""
+        """Return the state after a plan whose actions all apply."""
         state = self.start
         for action in plan:
             reached = self.after(state, action)

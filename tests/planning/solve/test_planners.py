@@ -26,7 +26,7 @@ needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and pr
 FAKE = """
 import os, subprocess, sys, time
 from jaxppo.planning import parse_domain, parse_problem
-from jaxppo.planning.solve.engines import Answer
+from jaxppo.planning.solve.engines import PlannerAnswer
 from jaxppo.planning.solve.search import solve
 
 class Fake:
@@ -63,8 +63,8 @@ class Fake:
         if kind == "hungry":
             bytearray(2 << 30)
         if kind == "wrong":
-            return Answer((("pick-up", "nobody"),))
-        return Answer(solve(parsed)[:-1] if kind == "partial" else solve(parsed))
+            return PlannerAnswer((("pick-up", "nobody"),))
+        return PlannerAnswer(solve(parsed)[:-1] if kind == "partial" else solve(parsed))
 """
 
 
