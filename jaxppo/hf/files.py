@@ -65,7 +65,8 @@ class _MappedTensor:
     """A tensor of a memory-mapped safetensors file.
 
     The pages that were read are given back each time: safetensors' own slices keep them until the last one is gone,
-    so that a whole folder would be in memory beside the parameters made from it.
+    so that a whole folder would be in memory beside the parameters made from it. Slices of a file that is opened for
+    each of them take no more memory than this, but in safetensors 0.8 they have neither float8 nor empty tensors.
     """
 
     def __init__(self, mapped: mmap.mmap, start: int, header: dict[str, Any]):

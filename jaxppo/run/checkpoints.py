@@ -271,7 +271,7 @@ class Checkpoints:
         if error is not None and threading.current_thread() is not threading.main_thread():
             self._failed.set()
             raise error
-        # Orbax's usual way to meet.
+        # The function that orbax would call without `barrier_sync_fn`.
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def _set_damaged_aside(self, step: int) -> None:

@@ -169,7 +169,7 @@ def quiet_orbax() -> None:
 
 
 def _is_not_from_orbax(record: logging.LogRecord) -> bool:
-    # asyncio logs on behalf of others: whose coroutine failed stands in the message.
+    # asyncio logs for others: the message names the coroutine that failed.
     source = record.getMessage() if record.name == "asyncio" else record.pathname
     return "orbax" not in source
 

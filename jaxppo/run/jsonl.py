@@ -140,14 +140,14 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return text_of(value) if isinstance(value, _TYPES_WRITTEN_AS_TEXT) else value
+    return _text_of(value) if isinstance(value, _TYPES_WRITTEN_AS_TEXT) else value
 
 
 _TYPES_WRITTEN_AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes)
 """Types of cells of Parquet files that JSON has no form for; a `datetime` is a date."""
 
 
-def text_of(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Return a cell of a table as text: dates and times in ISO form, bytes that are not printable in hexadecimal."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()

@@ -168,7 +168,7 @@ class LiveView:
         self._latest: dict[str, Any] = {}
         self._histories: dict[str, list[float | None]] = {}
         self._warnings: deque[str] = deque(maxlen=MAX_WARNINGS)
-        # Title and rows in one tuple: a thread of rich draws between two assignments.
+        # Title and rows in one tuple: a thread of rich may draw between two assignments.
         self._samples: tuple[str, Sequence[Mapping[str, Any]]] = ("", ())
 
     # --- called by the loop, in the main thread
