@@ -26,13 +26,13 @@ from jaxppo.reward_functions.http_contract import (
     TOKEN_VARIABLE,
     dumps,
     environment_token,
-    is_finite,
     read_request,
 )
 from jaxppo.reward_functions.registry import Context, check, make_rewards, text_reward_model_loader
-from jaxppo.rewards import Completions, Failed, call, function_name, missing_column
+from jaxppo.rewards import Failed, call, function_name, missing_column
 from jaxppo.run import cli
 from jaxppo.run.console import sanitize
+from jaxppo.run.jsonl import plain
 
 if TYPE_CHECKING:
     import uvicorn
@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 CLIENT_TIMEOUT_S = 60
-"""Longest time that a client may take to send a request, or to go on with its headers or with reading an answer."""
+"""Longest time that a client may take to send a request, or to read on in an answer."""
+
+HEADER_TIMEOUT_S = 10
+"""Longest time for headers; connections are looked at as often, so that both limits may be exceeded by as much."""
 
 MAX_CONNECTIONS = 256
 """Connections at a time; a request on a further one is answered 503."""
@@ -76,31 +79,30 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
             returns something else than one finite number or None per completion.
     """
     try:
-        request = read_request(body)
+        completions = read_request(body)
     except DataError as error:
         raise Refusal(422, str(error)) from None
     except (ValueError, RecursionError) as error:
         raise Refusal(400, f"body: expected JSON, got: {redact(str(error))}") from None
-    if not request.completions:
+    if not completions.texts:
         return dumps({"scores": []})
     name = function_name(reward)
-    column = missing_column(reward, request.columns)
+    column = missing_column(reward, completions.columns)
     if column is not None:
-        columns = ", ".join(sorted(request.columns)) or "none"
-        raise Refusal(422, f"reward {name}: expected a column {column!r}, got {columns}")
-    completions = Completions(request.prompts, request.completions, request.completion_ids, request.columns)
+        available = ", ".join(sorted(completions.columns)) or "none"
+        raise Refusal(422, f"reward {name}: expected a column {column!r}, got {available}")
     try:
         scores = call(name, reward, completions)
         for row, score in enumerate(scores.values):
             if isinstance(score, Failed):
                 raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
-        # JSON has no NaN and no infinity.
-        metrics = {name: value if is_finite(value) else None for name, value in scores.metrics.items()}
-        content: dict[str, Any] = {"scores": scores.values, "metrics": metrics, "extras": scores.extras}
+        # JSON has no NaN and no infinity, which a metric may be: `plain` makes them None.
+        content = {"scores": scores.values, "metrics": plain(scores.metrics), "extras": scores.extras}
         if any(scores.parts):
             content["parts"] = [parts or None for parts in scores.parts]
         return dumps(content)
-    except Exception as error:  # whatever a user's function raises is an answer to the client
+    except Exception as error:
+        # Whatever a user's function raises is an answer to the client; where it stands is for the operator alone.
         _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
         raise Refusal(500, f"reward {name}: {type(error).__name__}: {redact(str(error))}") from None
 
@@ -141,11 +143,13 @@ class _Endpoint:
             if not is_loopback(_requested_host(request)):
                 raise Refusal(403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set")
         else:
+            # In constant time, so that a wrong token does not tell how much of it is right.
             authorization = request.headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(authorization, f"Bearer {self._token}".encode()):
                 raise Refusal(401, "authorization: expected the server's bearer token", {"WWW-Authenticate": "Bearer"})
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":  # which web pages cannot send to another site without its consent
+        # Web pages cannot send JSON to another site without its consent.
+        if content_type != "application/json":
             raise Refusal(415, "content-type: expected application/json")
 
     async def _read(self, request: "Request") -> bytearray:
@@ -169,7 +173,8 @@ class _Endpoint:
     async def _compute(self, request: "Request", body: bytearray) -> bytes:
         """Call the function when it is the request's turn; one whose client has left gives its place to others."""
         turn = asyncio.ensure_future(self._turns.acquire())
-        disconnect = asyncio.ensure_future(request.receive())  # all that may come after the body
+        # After the body, nothing else can come.
+        disconnect = asyncio.ensure_future(request.receive())
         try:
             await asyncio.wait({turn, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if disconnect.done():
@@ -247,7 +252,8 @@ def make_app(
         Route("/health", endpoint.health, methods=["GET"]),
     ]
     app = Starlette(routes=routes, exception_handlers={Refusal: _refuse, HTTPException: _refuse})
-    app.router.redirect_slashes = False  # a redirect would be an answer without an error in JSON
+    # A redirect would be an answer without an error in JSON.
+    app.router.redirect_slashes = False
     return app
 
 
@@ -283,6 +289,7 @@ def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
         reward, token=token, workers=config.workers, max_body_mib=config.max_body_mib, max_waiting=config.max_waiting
     )
     server = make_server(app)
+    # uvicorn would end the process where the address is not free, and print the port only in its log.
     with _listen(config.host, config.port) as listener:
         _stop_by_signal(server)
         print(f"reward {function_name(reward)} on {_address(listener)}", flush=True)
@@ -305,6 +312,7 @@ def make_server(app: "Starlette", stop_timeout_s: int | None = None) -> "uvicorn
         raise _missing(error) from None
     config = uvicorn.Config(
         app,
+        # Also where httptools is installed, so that limits and messages are the same everywhere.
         http="h11",
         ws="none",
         lifespan="off",
@@ -315,7 +323,7 @@ def make_server(app: "Starlette", stop_timeout_s: int | None = None) -> "uvicorn
         proxy_headers=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=STOP_TIMEOUT_S if stop_timeout_s is None else stop_timeout_s,
-        timeout_notify=CLIENT_TIMEOUT_S // 2,
+        timeout_notify=HEADER_TIMEOUT_S,
     )
     server = uvicorn.Server(config)
     config.callback_notify = _StalledConnections(server.server_state.connections).close
@@ -326,8 +334,8 @@ class _StalledConnections:
     """Closes connections whose clients neither go on with their headers nor read on.
 
     uvicorn has no limit for either: a client that has sent half a header, or that does not read its answer, would keep
-    its connection, and after `MAX_CONNECTIONS` of them nobody else would be answered. uvicorn calls `close` again and
-    again; a connection is stalled if the server has been waiting for its client since the call before.
+    its connection, and after `MAX_CONNECTIONS` of them nobody else would be answered. uvicorn calls `close` every
+    `HEADER_TIMEOUT_S`; whatever a connection waits for has a limit by how long it has been the same.
 
     Args:
         connections: of the server, which changes them.
@@ -335,27 +343,30 @@ class _StalledConnections:
 
     def __init__(self, connections: set[Any]):
         self._connections = connections
-        self._waiting: set[tuple[Any, Any, int]] = set()
+        self._waiting_s: dict[tuple[Any, Any, int], int] = {}
 
     async def close(self) -> None:
-        """Close those that have waited since the last call."""
-        waiting = set()
+        """Close those that have waited for too long."""
+        waiting_s = {}
         for connection in self._connections:
             request = connection.cycle
             # A request that is being read or scored has limits of its own.
             if request is None or request.response_complete or connection.flow.write_paused:
                 # The unsent bytes of an answer are fewer than before if the client is only slow.
-                waiting.add((connection, request, connection.transport.get_write_buffer_size()))
-        for connection, _, _ in waiting & self._waiting:
-            connection.transport.abort()
-        self._waiting = waiting
+                unsent_bytes = connection.transport.get_write_buffer_size()
+                state = (connection, request, unsent_bytes)
+                waiting_s[state] = self._waiting_s.get(state, -HEADER_TIMEOUT_S) + HEADER_TIMEOUT_S
+                if waiting_s[state] >= (CLIENT_TIMEOUT_S if unsent_bytes else HEADER_TIMEOUT_S):
+                    connection.transport.abort()
+        self._waiting_s = waiting_s
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
-    except (OSError, UnicodeError) as error:  # the second for what can be no name
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: for what can be no name of a machine.
         raise ConfigError(f"host, port: expected a free address, got {host}:{port} ({first_line(error)})") from None
 
 

@@ -79,8 +79,16 @@ class Completions(NamedTuple):
         def select(values: list[Any]) -> list[Any]:
             return [values[number] for number in numbers]
 
-        columns = {name: select(values) for name, values in self.columns.items()}
-        return Completions(select(self.prompts), select(self.texts), select(self.ids), columns, self.trainer_state)
+        return self._replace(
+            prompts=select(self.prompts),
+            texts=select(self.texts),
+            ids=select(self.ids),
+            columns={name: select(values) for name, values in self.columns.items()},
+        )
+
+    def single_rows(self) -> list["Completions"]:
+        """Return each completion by itself."""
+        return [self.rows([number]) for number in range(len(self.texts))]
 
 
 class Failed(NamedTuple):
@@ -160,14 +168,17 @@ class ResultCache:
             may_keep: whether a result may be given to a later batch; a failure may not happen again.
         """
         with self._lock:
+            # Copied, as another thread may drop them before they are returned.
             results = {key: self._results[key] for key in keys if key in self._results}
         new_rows: dict[Hashable, int] = {}
         for row, key in enumerate(keys):
             if key not in results:
                 new_rows.setdefault(key, row)
-        if new_rows:  # without the lock, since it may take long
+        if new_rows:
+            # Without the lock: other threads would wait for a function that may take long.
             results |= zip(new_rows, compute(list(new_rows.values())), strict=True)
         with self._lock:
+            # What was found is kept as the latest, too, so that the least recently used goes first.
             for key, result in results.items():
                 if may_keep(result):
                     self._results[key] = result
@@ -208,7 +219,7 @@ class Reward:
         if scorer is None:
             scorer = partial(_call_or_stop if on_error == "stop" else _call_or_isolate, name, function)
         self._scorer = scorer
-        # The result of such a function depends on more than the arguments of a completion, or is not all that it gives.
+        # Results of such functions are not cached: what they log is about a whole batch, and `trainer_state` goes on.
         takes_more = _BATCH_ARGUMENTS & set(inspect.signature(function).parameters)
         self._cache = ResultCache(cache_size) if cache_size and not takes_more else None
 
@@ -218,6 +229,7 @@ class Reward:
         Raises:
             DataError: the data lack a column that the function needs, or a failure has to stop the run.
         """
+        # Python's own error for a missing argument would count as a failure of the function.
         check_columns(self.name, self.function, completions.columns)
         scores, num_hits = self._score(completions)
         failures = [score if isinstance(score, Failed) else None for score in scores.values]
@@ -252,9 +264,12 @@ class Reward:
 
         arguments = build_arguments(self.function, completions)
         keys = [_row_key(arguments, row) for row in range(len(completions.texts))]
-        pairs, num_hits = self._cache.results(keys, compute, lambda pair: not isinstance(pair[0], Failed))
-        values = [value for value, _ in pairs]
-        return Scores(values, metrics, {}, [parts for _, parts in pairs]), num_hits
+
+        def may_keep(pair: tuple[Score, Parts]) -> bool:
+            return not isinstance(pair[0], Failed)
+
+        pairs, num_hits = self._cache.results(keys, compute, may_keep)
+        return _from_pairs(pairs)._replace(metrics=metrics), num_hits
 
     def _replace_failure(self, row: int, score: Score) -> float | None:
         if not isinstance(score, Failed):
@@ -294,24 +309,28 @@ class Rewards:
         completions = completions._replace(trainer_state=self.trainer_state)
         terms = [reward(completions) for reward in self.rewards]
         if gather is not None:
-            # Exchanged before they are added up, as counts add up and means do not.
+            # Before anything is computed of them: the mean and the deviation of each function are over all processes.
             terms = [join_scores(processes) for processes in zip(*gather(terms), strict=True)]
         columns = [scores.values for scores in terms]
         values = [self._sum(row) for row in zip(*columns, strict=True)]
         metrics: dict[str, float] = {}
         extras: dict[str, list[Any]] = {}
-        counts: Counter[str] = Counter()
+        counts = dict.fromkeys(_COUNTS, 0)
         for reward, scores in zip(self.rewards, terms, strict=True):
-            counts.update({name: int(scores.metrics[name]) for name in _COUNTS})
-            metrics |= {name: value for name, value in scores.metrics.items() if name not in _COUNTS}
+            for name, value in scores.metrics.items():
+                if name in counts:
+                    counts[name] += int(value)
+                else:
+                    metrics[name] = value
             numbers = [value for value in scores.values if value is not None]
-            if numbers:  # under TRL's names
+            if numbers:
+                # Under TRL's names.
                 metrics[f"rewards/{reward.name}/mean"] = fmean(numbers)
                 metrics[f"rewards/{reward.name}/std"] = stdev(numbers) if len(numbers) > 1 else 0.0
             extras |= scores.extras
             if len(terms) > 1:
                 extras[f"reward_{reward.name}"] = scores.values
-        metrics |= dict(counts)
+        metrics |= counts
         metrics[_UNSCORED] = values.count(None)
         return Scores(values, metrics, extras, self._weighted_parts(terms))
 
@@ -337,6 +356,7 @@ class Rewards:
     def _sum(self, values: Sequence[Any]) -> float | None:
         pairs = zip(self.rewards, values, strict=True)
         terms = [reward.weight * value for reward, value in pairs if value is not None]
+        # Rounded once, so that the order of the functions does not matter.
         total = math.fsum(terms)
         if abs(total) > MAX_SCORE:
             raise DataError(f"reward_weights: expected sums that float32 can hold, got {total:.4g}; lower them")
@@ -359,6 +379,7 @@ _SUMMED = (*_COUNTS, _UNSCORED, *_AUDIT)
 
 def function_name(reward: RewardFunction) -> str:
     """Return the name of a reward function for metrics and messages."""
+    # A callable object has no name of its own.
     return getattr(reward, "__name__", type(reward).__name__)
 
 
@@ -368,6 +389,7 @@ def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> 
     if column is not None:
         available = ", ".join(sorted(columns))
         fix = "use data that has it, or give the parameter a default"
+        # TRL's arguments are plural, and columns of these names are not given to functions.
         hint = did_you_mean(column, RESERVED_NAMES) if column in ("prompt", "completion") else ""
         raise DataError(f"reward {name}: expected a data column {column!r}, got {available}; {fix}{hint}")
 
@@ -382,6 +404,7 @@ def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None
     return None
 
 
+# About the batch or the run, and not one entry for each completion.
 _BATCH_ARGUMENTS = frozenset(("log_metric", "log_extra", "trainer_state"))
 
 RESERVED_NAMES = ("prompts", "completions", "completion_ids", *sorted(_BATCH_ARGUMENTS))
@@ -401,6 +424,7 @@ def build_arguments(
         completions: to score.
         reports: `log_metric` and `log_extra`; default: without them.
     """
+    # Ours hide columns of the same names, which `Rewards.check_columns` refuses.
     arguments: dict[str, Any] = {
         **completions.columns,
         "prompts": completions.prompts,
@@ -438,6 +462,7 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
         return await values
 
     reports = Reports(name, len(completions.texts))
+    # In this thread, and without an event loop unless it is async: JAX and signal handlers care about it.
     values = reward(**build_arguments(reward, completions, reports.arguments))
     numbers = run_to_end(awaited()) if inspect.isawaitable(values) else values
     return reports.with_scores(numbers)
@@ -474,18 +499,20 @@ class Reports:
         Raises:
             DataError: there is not one value for each completion.
         """
+        # A set has no order, and iterating over a dictionary or a text would give its keys or characters.
         if isinstance(values, Mapping | Set | str):
             kind = f"a {type(values).__name__}, which has no number for each completion"
             raise DataError(f"reward {self._name}: expected a list of {self._count} numbers, got {kind}")
         try:
             count = len(values)
-        except TypeError:  # a single number, also of an array library
+        except TypeError:
+            # A single number, also of an array library.
             count = type(values).__name__
         if count != self._count:
             fix = "a reward for each completion"
             raise DataError(f"reward {self._name}: expected {self._count} values, got {count}; {fix}")
-        pairs = [_to_score(value) for value in _to_python(values)]
-        return Scores([score for score, _ in pairs], self.metrics, self.extras, [parts for _, parts in pairs])
+        scores = _from_pairs([_to_score(value) for value in _to_python(values)])
+        return scores._replace(metrics=self.metrics, extras=self.extras)
 
     def _log_metric(self, name: str, value: Any) -> None:
         if not may_report(name):
@@ -495,6 +522,7 @@ class Reports:
             number = float(value)
         except (TypeError, ValueError):
             number = None
+        # Any other metric may be NaN; counts are added up as integers.
         if number is None or (name in _COUNTS and not math.isfinite(number)):
             raise DataError(f"reward {self._name}: expected a number for log_metric {name!r}, got {value!r:.80}")
         self.metrics[name] = number
@@ -515,10 +543,18 @@ SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
 """The columns that every line of `samples.jsonl` has."""
 
 
+def _from_pairs(pairs: Sequence[tuple[Score, Parts]]) -> Scores:
+    """Return scores, from the score of each completion and its parts."""
+    values = [score for score, _ in pairs]
+    parts = [parts for _, parts in pairs]
+    return Scores(values, {}, {}, parts)
+
+
 def _to_score(value: Any) -> tuple[Score, Parts]:
     """Return the number of a completion and its parts: it is their sum, rounded once."""
     value = _to_python(value)
-    if isinstance(value, Failed) or not isinstance(value, list | tuple):  # `Failed` is a tuple, too
+    # `Failed` is a tuple, too.
+    if isinstance(value, Failed) or not isinstance(value, list | tuple):
         return _to_number(value), ()
     parts = tuple(part for part in map(_to_part, value) if part is not None)
     if len(parts) < len(value):
@@ -533,8 +569,11 @@ def _to_part(entry: Any) -> Part | None:
     if not isinstance(entry, list | tuple) or not 3 <= len(entry) <= 4:
         return None
     part = Part(*map(_to_python, entry))
-    are_integers = all(isinstance(place, int) and not isinstance(place, bool) for place in part[:2])
-    if not are_integers or not 0 <= part.start <= part.end or part.unit not in ("characters", "tokens"):
+    # In Python True is an int.
+    for place in (part.start, part.end):
+        if not isinstance(place, int) or isinstance(place, bool):
+            return None
+    if not 0 <= part.start <= part.end or part.unit not in ("characters", "tokens"):
         return None
     reward = _to_number(part.reward)
     return part._replace(reward=reward) if isinstance(reward, float) else None
@@ -549,6 +588,7 @@ def _to_number(value: Any) -> Score:
     try:
         number = float(value)
     except OverflowError:
+        # An integer that no float can hold; it is too large in any case.
         number = sys.float_info.max
     if abs(number) <= MAX_SCORE:
         return number
@@ -565,10 +605,12 @@ def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -
     try:
         return call(name, reward, completions)
     except Exception as error:
+        # A defect of our own functions keeps its traceback.
         file = _source_file(reward)
         is_ours = file is not None and Path(file).is_relative_to(Path(__file__).parent)
         if is_ours or isinstance(error, JaxppoError):
             raise
+        # The innermost frame of the user's file: the libraries that it calls say little about the cause.
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         line = f" in line {frames[-1].lineno} of {file}" if frames else ""
         fix = "fix it, or leave out the completions on which it fails with --on_error skip"
@@ -579,6 +621,7 @@ def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -
 
 def _source_file(function: Any) -> str | None:
     """Return the file that defines a function; None where that is not known."""
+    # Behind partials, decorators and callable objects.
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -591,7 +634,7 @@ def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions
     try:
         return call(name, reward, completions)
     except Exception:
-        return join_scores([call_row(name, reward, completions.rows([row])) for row in range(len(completions.texts))])
+        return join_scores([call_row(name, reward, row) for row in completions.single_rows()])
 
 
 def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
@@ -609,27 +652,37 @@ def failed_row(kind: Literal["errors", "timeouts"], reason: str) -> Scores:
 
 def describe_error(error: BaseException) -> str:
     """Describe an exception in one short line."""
+    # Bounded, since it stands in messages and in every line of samples.jsonl.
     return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
 
 
 def join_scores(batches: Sequence[Scores]) -> Scores:
     """Join the scores of consecutive completions.
 
-    A metric is the mean over the batches that have it, a count the sum; a column that a batch lacks is None there.
+    A metric is the mean over the batches that have it, weighted by their completions, a count the sum; a column that a
+    batch lacks is None there.
     """
     joined = Scores([], {}, {}, [])
-    metric_values: dict[str, list[float]] = {}
+    entries: dict[str, list[tuple[float, int]]] = {}
     for scores in batches:
+        num_rows = len(scores.values)
         for name, value in scores.metrics.items():
-            metric_values.setdefault(name, []).append(value)
+            entries.setdefault(name, []).append((value, num_rows))
         for column in scores.extras:
             joined.extras.setdefault(column, [None] * len(joined.values))
         for column, values in joined.extras.items():
-            values += scores.extras.get(column, [None] * len(scores.values))
+            values += scores.extras.get(column, [None] * num_rows)
         joined.values.extend(scores.values)
         joined.parts.extend(scores.parts)
-    for name, values in metric_values.items():
-        joined.metrics[name] = sum(values) if name in _SUMMED else fmean(values)
+    for name, pairs in entries.items():
+        values, weights = zip(*pairs, strict=True)
+        if name in _SUMMED:
+            joined.metrics[name] = sum(values)
+        elif len(set(weights)) == 1:
+            # Without the weights, since multiplying by them would round.
+            joined.metrics[name] = fmean(values)
+        else:
+            joined.metrics[name] = fmean(values, weights)
     return joined
 
 

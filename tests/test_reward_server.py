@@ -372,6 +372,7 @@ def test_server_holds_no_more_bodies_than_it_says():
 
 def test_server_closes_connections_whose_clients_do_not_go_on(monkeypatch):
     monkeypatch.setattr(reward_server, "CLIENT_TIMEOUT_S", 1)
+    monkeypatch.setattr(reward_server, "HEADER_TIMEOUT_S", 1)
 
     def talkative(completions, log_extra):
         log_extra("long", ["x" * 2**24])  # more than the buffers of both sides hold

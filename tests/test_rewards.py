@@ -15,7 +15,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Failed, Part, Reward, Rewards, TrainerState, call
+from jaxppo.rewards import Completions, Failed, Part, Reward, Rewards, Scores, TrainerState, call, join_scores
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -273,6 +273,17 @@ def test_parts_of_all_processes_are_in_their_order(others):
     (third,) = [scores.parts[0]]
     assert third == (Part(0, 1, 0.1), Part(2, 5, 0.3)) and len(scores.values) == len(scores.parts) == 6
     assert scores.parts[4] == ((Part(0, 1, 0.1), Part(2, 3, 0.1)) if others is by_words else ())
+
+
+def test_joined_metrics_are_weighted_by_rows_counts_are_added_and_columns_filled():
+    tenth = 0.1
+    assert tenth * 3 / 3 != tenth  # hence a metric of one batch is not to be averaged
+    metrics = {"mean": 0.5, "first": tenth, "cache/reward_hits": 2}
+    first = Scores([1.0, 2.0, 3.0], metrics, {"verdict": ["a", "b", "c"]}, [()] * 3)
+    joined = join_scores([first, Scores([None], {"mean": 0.1, "cache/reward_hits": 1}, {}, [()])])
+    assert joined.values == [1.0, 2.0, 3.0, None] and joined.parts == [()] * 4
+    assert joined.metrics == {"mean": pytest.approx(0.4), "first": tenth, "cache/reward_hits": 3}
+    assert joined.extras == {"verdict": ["a", "b", "c", None]}
 
 
 def fragile(completions, log_metric, log_extra):

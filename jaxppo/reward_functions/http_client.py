@@ -19,16 +19,14 @@ from jaxppo.config import require
 from jaxppo.config.redact import REDACTED, redact
 from jaxppo.errors import ConfigError, DataError, JaxppoError
 from jaxppo.reward_functions.http_contract import (
-    ScoreAnswer,
     check_lengths,
     checked_token,
     encode_request,
     environment_token,
-    merge,
     messages,
     read_answer,
 )
-from jaxppo.rewards import Failed, run_to_end
+from jaxppo.rewards import Failed, Scores, join_scores, run_to_end
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 """Temporary failures; 500 is not among them, since then the reward function itself failed."""
@@ -57,7 +55,8 @@ class RewardError(JaxppoError):
 
     def __init__(self, message: str, rows: range = range(0), timed_out: bool = False):
         super().__init__(message)
-        self.rows, self.timed_out = rows, timed_out
+        self.rows = rows
+        self.timed_out = timed_out
 
 
 @dataclass(slots=True)
@@ -137,7 +136,8 @@ class RewardClient:
         require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
         require(workers >= 1, "workers", "an integer of at least 1", workers)
         require(on_error in ("raise", "none", "failed"), "on_error", "raise, none or failed", on_error)
-        self.__name__ = "reward_server"  # what messages call a reward function by
+        # What messages call a reward function by.
+        self.__name__ = "reward_server"
         self._url = _parsed(url)
         self._timeout_s = timeout_s
         self._retries = retries
@@ -196,30 +196,26 @@ class RewardClient:
         call = _Call()
         metrics: dict[str, float] = {}
         try:
-            answer = self._score(requests, call)
-            metrics |= answer.metrics
+            scores = self._score(requests, call)
+            metrics |= scores.metrics
         finally:
+            # Also of a call that fails, so that a run which stops shows how often its server did not answer.
             if log_metric is not None:
                 for name, value in (metrics | call.metrics()).items():
                     log_metric(name, value)
         if log_extra is not None:
-            for name, values in answer.extras.items():
+            for name, values in scores.extras.items():
                 log_extra(name, values)
-        return self._with_parts(answer)
-
-    def _with_parts(self, answer: ScoreAnswer) -> list[Any]:
-        """Return the parts of the scores that have some, and the other scores."""
-        if answer.parts is None:
-            return answer.scores
-        if not self._with_columns:  # their places are counted in texts that are prompt and completion together
-            expected_scores = "scores without parts where reward_server_columns is not set"
-            raise DataError(f"reward server {self.address}: expected {expected_scores}, got parts; set it")
-        rows = zip(answer.scores, answer.parts, strict=True)
-        return [score if score is None or parts is None else parts for score, parts in rows]
+        # The places of parts are counted in completions, which a server without columns cannot tell from their prompts.
+        if any(scores.parts) and not self._with_columns:
+            rule = "scores without parts where reward_server_columns is not set"
+            raise DataError(f"reward server {self.address}: expected {rule}, got parts; set it")
+        return [parts or score for score, parts in zip(scores.values, scores.parts, strict=True)]
 
     def _requests(self, texts: list[str], arguments: dict[str, Any], columns: dict[str, Any]) -> list[_Request]:
         if self._with_columns:
             check_lengths(arguments | columns, len(texts))
+        # All are encoded before the first is sent, so that a value that JSON cannot hold costs no request.
         requests = []
         for start in range(0, len(texts), self._batch_size):
             stop = min(start + self._batch_size, len(texts))
@@ -231,55 +227,58 @@ class RewardClient:
             requests.append(_Request(range(start, stop), body))
         return requests
 
-    def _score(self, requests: list[_Request], call: _Call) -> ScoreAnswer:
+    def _score(self, requests: list[_Request], call: _Call) -> Scores:
         answers = run_to_end(self._ask_all(requests, call))
         if call.errors and self._on_error == "raise":
             raise call.errors[0]
-        return merge(answers)
+        return join_scores(answers)
 
-    async def _ask_all(self, requests: list[_Request], call: _Call) -> list[ScoreAnswer]:
+    async def _ask_all(self, requests: list[_Request], call: _Call) -> list[Scores]:
         turns = asyncio.Semaphore(self._workers)
         # The transport below httpx's client: it follows no redirects, uses no proxies and logs no URLs. Its own
         # retries are for connecting alone, and are not counted.
         async with httpx2.AsyncHTTPTransport(verify=self._url.scheme == "https") as transport:
 
-            async def ask(request: _Request) -> ScoreAnswer:
+            async def ask(request: _Request) -> Scores:
                 async with turns:
                     return await self._ask(transport, request, call)
 
             return await asyncio.gather(*map(ask, requests))
 
-    async def _ask(self, transport: httpx2.AsyncHTTPTransport, request: _Request, call: _Call) -> ScoreAnswer:
+    async def _ask(self, transport: httpx2.AsyncHTTPTransport, request: _Request, call: _Call) -> Scores:
         """Ask until there is an answer; the rows of a request that finally failed have no scores."""
-        num_rows = len(request.rows)
-        if call.errors and self._on_error == "raise":  # nobody will read the scores
-            return ScoreAnswer([None] * num_rows, {}, {})
+        # The call raises, so nobody would read the scores.
+        if call.errors and self._on_error == "raise":
+            return Scores([], {}, {}, [])
         call.requests += 1
         outcome = await self._attempt(transport, request)
         for retry in range(self._retries):
-            if isinstance(outcome, ScoreAnswer) or not outcome.retry:
+            if isinstance(outcome, Scores) or not outcome.retry:
                 break
             backoff_s = self._backoff_s * 2**retry
             await asyncio.sleep(min(max(backoff_s, outcome.wait_s), MAX_WAIT_S))
             call.retries += 1
             outcome = await self._attempt(transport, request)
-        if isinstance(outcome, ScoreAnswer):
+        if isinstance(outcome, Scores):
             return outcome
         attempts = f" ({self._retries + 1} attempts)" if outcome.retry and self._retries else ""
         message = f"reward server {self.address}: {outcome.text}{attempts}"
         call.errors.append(RewardError(message, request.rows, outcome.timed_out))
         failed = Failed("timeouts" if outcome.timed_out else "errors", message) if self._on_error == "failed" else None
-        return ScoreAnswer([failed] * num_rows, {}, {})
+        num_rows = len(request.rows)
+        return Scores([failed] * num_rows, {}, {}, [()] * num_rows)
 
-    async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> ScoreAnswer | _Problem:
+    async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> Scores | _Problem:
         """Try once; failures are returned as values, so that no exception carries the request and its headers along."""
         try:
+            # httpx limits each read: a server that sends a byte now and then would never be too late.
             async with asyncio.timeout(self._timeout_s):
                 response, body = await self._post(transport, request.body)
         except TimeoutError:
             text = f"expected a complete answer within {self._timeout_s:g} s, got none"
             return _Problem(text, retry=True, timed_out=True)
-        except (httpx2.RequestError, UnicodeError) as error:  # UnicodeError: a host that no name service can take
+        except (httpx2.RequestError, UnicodeError) as error:
+            # UnicodeError: a host that no name service can take.
             reason = f" {self._quoted(str(error))}" if str(error) else ""
             fix = "is `python -m jaxppo.reward_server` running there?"
             return _Problem(f"expected an answer, got {type(error).__name__}{reason}; {fix}", retry=True)
@@ -317,6 +316,7 @@ class RewardClient:
 
     def _quoted(self, text: str) -> str:
         """Return a server's words for a one-line message, without our secrets, which it may repeat."""
+        # Its page for an unauthorised request may show the header, its error the address.
         credentials = (self._authorization or "").rpartition(" ")[2]
         query_values = [value for _, value in self._url.params.multi_items()]
         for secret in (credentials, self._url.password, self._url.username, *query_values):
@@ -331,8 +331,10 @@ def _parsed(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError, UnicodeError):
         parsed = httpx2.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host or not 0 < (parsed.port or 80) < 2**16:
-        address = redact(str(url).partition("?")[0])  # what is no address may still hold a secret
+    has_port = parsed.port is None or 0 < parsed.port < 2**16
+    if parsed.scheme not in ("http", "https") or not parsed.host or not has_port:
+        # What is no address may still hold a secret.
+        address = redact(str(url).partition("?")[0])
         example = "an address such as http://127.0.0.1:8000/score"
         raise ConfigError(f"reward server url: expected {example}, got {address!r}")
     return parsed.copy_with(fragment=None)
@@ -363,5 +365,6 @@ async def _read(response: httpx2.Response) -> bytes | None:
 
 def _retry_after_s(headers: httpx2.Headers) -> float:
     """Return the seconds that a server asks to wait; 0 where it names no number of seconds."""
+    # It may also hold a date, whose clock need not be ours.
     value = headers.get("Retry-After", "").strip()
     return float(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else 0.0

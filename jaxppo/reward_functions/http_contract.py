@@ -10,10 +10,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.rewards import RESERVED_NAMES, Score
+from jaxppo.rewards import RESERVED_NAMES, Completions, Score, Scores
 from jaxppo.run.jsonl import plain
 
 TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
@@ -21,24 +21,6 @@ TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
 
 MAX_DEPTH = 32
 """Most levels of nested lists and objects in a request."""
-
-
-class ScoreRequest(NamedTuple):
-    """Completions to score."""
-
-    prompts: list[str]
-    completions: list[str]
-    completion_ids: list[list[int]]
-    columns: dict[str, list[Any]]
-
-
-class ScoreAnswer(NamedTuple):
-    """A server's answer about some rows; None for a row that cannot be scored, `Failed` where there was no answer."""
-
-    scores: list[Score]
-    metrics: dict[str, float]
-    extras: dict[str, list[Any]]
-    parts: list[Any] | None = None  # of each score, as a reward function gives them, or None; None: no score has parts
 
 
 def environment_token() -> str | None:
@@ -52,6 +34,7 @@ def environment_token() -> str | None:
 
 def checked_token(token: str | None, name: str) -> str | None:
     """Return the token if it may stand in a header, else raise a `ConfigError` that calls it `name`."""
+    # The characters of a bearer token in RFC 6750.
     if token is not None and re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII) is None:
         raise ConfigError(f"{name}: expected a token of letters, digits and -._~+/=, got other characters or nothing")
     return token
@@ -112,6 +95,7 @@ def dumps(content: Any) -> bytes:
         ValueError: a value is NaN.
         TypeError: JSON has no form for a value, such as bytes.
     """
+    # Escapes in ASCII also hold lone surrogates, which UTF-8 has no form for.
     return json.dumps(content, allow_nan=False, default=_plain).encode("ascii")
 
 
@@ -124,13 +108,14 @@ def _plain(value: Any) -> Any:
     return text
 
 
-def read_request(body: bytes | bytearray) -> ScoreRequest:
+def read_request(body: bytes | bytearray) -> Completions:
     """Read and check the body of a request; one of LLaMA-Factory's has empty prompts and no columns.
 
     Raises:
         ValueError: the body is no JSON, or nested too deeply.
         DataError: it is JSON of another form; the message names the field.
     """
+    # Python reads NaN and Infinity, which are no JSON: other servers would refuse them.
     content = json.loads(body, parse_constant=_refuse_constant)
     if isinstance(content, dict | list) and _deeper_than(content, MAX_DEPTH):
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
@@ -143,17 +128,19 @@ def read_request(body: bytes | bytearray) -> ScoreRequest:
     elif "prompts" in content or "completions" in content:
         raise DataError("expected prompts and completions, or neither, got one of them")
     else:
+        # LLaMA-Factory's request: where a prompt ends cannot be told.
         prompts = [""] * len(texts)
         completions = texts
     completion_ids = content.get("completion_ids", [[]] * len(texts))
     columns = content.get("columns", {})
     if not isinstance(columns, dict):
         raise DataError(f"columns: expected an object of lists, got {kind(columns)}")
+    # They would take the place of what a reward function is given.
     if reserved := columns.keys() & set(RESERVED_NAMES):
         raise DataError(f"columns: expected names of data columns, got {min(reserved)}")
     check_lengths({"prompts": prompts, "completions": completions, "completion_ids": completion_ids}, len(texts))
     check_lengths(columns, len(texts))
-    return ScoreRequest(prompts, completions, completion_ids, columns)
+    return Completions(prompts, completions, completion_ids, columns)
 
 
 def _refuse_constant(name: str) -> None:
@@ -182,7 +169,7 @@ def _texts(content: Mapping[str, Any], name: str) -> list[str]:
 # --- answers
 
 
-def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) -> ScoreAnswer:
+def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) -> Scores:
     """Read and check the body of an answer.
 
     Args:
@@ -202,13 +189,14 @@ def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) ->
         raise DataError(f'expected {{"scores": [...]}}, got {quote(body.decode("utf-8", "replace"))}')
     if len(scores) != count:
         raise DataError(f"expected {count} scores, got {len(scores)}")
+    # Python reads NaN, and numbers that are larger than any float.
     for index, score in enumerate(scores):
         if score is not None and not is_finite(score):
             raise DataError(f"expected a finite number or null as score {index}, got {quote(kind(score))}")
     values: list[Score] = [None if score is None else float(score) for score in scores]
     metrics = _metrics(content.get("metrics"))
     extras = _extras(content.get("extras"), count)
-    return ScoreAnswer(values, metrics, extras, _parts(content.get("parts"), values))
+    return Scores(values, metrics, extras, _parts(content.get("parts"), values))
 
 
 def is_finite(value: Any) -> bool:
@@ -217,7 +205,8 @@ def is_finite(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer above the largest float
+    except OverflowError:
+        # An integer above the largest float.
         return False
 
 
@@ -237,6 +226,7 @@ def _metrics(content: Any) -> dict[str, float]:
     """Check the metrics of an answer; null stands for a number that JSON does not have."""
     if content is None:
         return {}
+    # What came instead is not shown: a server may repeat a secret of its request.
     if not isinstance(content, dict) or not all(value is None or is_finite(value) for value in content.values()):
         raise DataError("metrics: expected an object of numbers or null, got something else")
     return {name: math.nan if value is None else float(value) for name, value in content.items()}
@@ -251,16 +241,17 @@ def _extras(content: Any, count: int) -> dict[str, list[Any]]:
     return content
 
 
-def _parts(content: Any, scores: Sequence[Score]) -> list[Any] | None:
+def _parts(content: Any, scores: Sequence[Score]) -> list[Any]:
     """Check that parts are lists that end in a number, and that they add up to their score."""
     if content is None:
-        return None
+        return [()] * len(scores)
     check_lengths({"parts": content}, len(scores))
+    # Equal to the last bit, since server and client add up by `fsum`.
     for index, (parts, score) in enumerate(zip(content, scores, strict=True)):
         if parts is not None and (not _are_parts(parts) or _total(parts) != score):
             form = f"lists [start, end, reward] whose rewards add up to score {index}"
             raise DataError(f"parts: expected {form}, or null, got something else")
-    return content
+    return [parts or () for parts in content]
 
 
 def _are_parts(content: Any) -> bool:
@@ -274,32 +265,3 @@ def _total(parts: Sequence[Any]) -> float | None:
         return math.fsum(part[2] for part in parts)
     except OverflowError:
         return None
-
-
-def merge(answers: Sequence[ScoreAnswer]) -> ScoreAnswer:
-    """Merge the answers about consecutive rows: scores and extras in order, metrics as means weighted by rows.
-
-    A metric that only some of the answers have is the mean over these; a column that one lacks is None there.
-    """
-    merged = ScoreAnswer([], {}, {}, None if all(answer.parts is None for answer in answers) else [])
-    metric_rows: dict[str, list[tuple[float, int]]] = {}
-    for answer in answers:
-        num_rows = len(answer.scores)
-        for column in answer.extras:
-            merged.extras.setdefault(column, [None] * len(merged.scores))
-        for column, values in merged.extras.items():
-            values += answer.extras.get(column, [None] * num_rows)
-        if merged.parts is not None:
-            merged.parts.extend(answer.parts or [None] * num_rows)
-        for name, value in answer.metrics.items():
-            metric_rows.setdefault(name, []).append((value, num_rows))
-        merged.scores.extend(answer.scores)
-    for name, pairs in metric_rows.items():
-        merged.metrics[name] = _weighted_mean(pairs)
-    return merged
-
-
-def _weighted_mean(pairs: Sequence[tuple[float, int]]) -> float:
-    if len(pairs) == 1:  # as it came, to the last bit
-        return pairs[0][0]
-    return math.fsum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)

@@ -53,13 +53,15 @@ def import_function(path: str) -> Callable[..., Any]:
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise ConfigError(f"reward_funcs: expected module:function, got {path!r}")
+    # As with `python -m`; the path of an installed command begins with the folder of the command.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-    except Exception as error:  # a module may fail in any way while it is imported
+    except Exception as error:
+        # A module may fail in any way while it is imported.
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
         if "/" in module or module.endswith(".py"):
             fix = f"a module, not a path: {module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
@@ -92,8 +94,7 @@ class Concurrent:
         """Score completions, with `Failed` where the function raised or took too long."""
 
         async def score_rows() -> list[Scores]:
-            rows = [completions.rows([number]) for number in range(len(completions.texts))]
-            return await asyncio.gather(*map(self._score_row, rows))
+            return await asyncio.gather(*map(self._score_row, completions.single_rows()))
 
         return join_scores(run_to_end(score_rows()))
 
@@ -107,7 +108,8 @@ class Concurrent:
         except Exception as error:
             if limit.expired():
                 scores = failed_row("timeouts", _no_answer(self._timeout_s))
-            else:  # also a TimeoutError of the function's own
+            else:
+                # Also for a TimeoutError of the function's own.
                 scores = failed_row("errors", describe_error(error))
             return scores._replace(metrics=reports.metrics, extras=reports.extras)
 
@@ -130,27 +132,30 @@ class Workers:
         self._count = count
         self._timeout_s = timeout_s
         self._idle: list[_Worker] = []
+        # A program that ends without `close` leaves no processes.
         atexit.register(self.close)
 
     def __call__(self, completions: Completions) -> Scores:
         """Score completions, with `Failed` where the function raised, took too long, or ended its process."""
-        num_rows = len(completions.texts)
-        waiting = deque(range(num_rows))
+        # One row at a time for each process, so that a row that hangs costs no other.
+        waiting = deque(enumerate(completions.single_rows()))
+        num_rows = len(waiting)
         row_scores: dict[int, Scores] = {}
         busy: dict[_Worker, int] = {}
         try:
             while waiting or busy:
                 while waiting and len(busy) < self._count:
-                    row = waiting.popleft()
-                    busy[self._begin(completions.rows([row]))] = row
+                    number, row = waiting.popleft()
+                    busy[self._begin(row)] = number
                 for worker in _wait_for_any(list(busy)):
                     row_scores[busy.pop(worker)] = worker.receive(self._timeout_s)
                     if worker.is_alive:
                         self._idle.append(worker)
         finally:
-            for worker in busy:  # an exception or Ctrl-C: their answers would be taken for those of the next rows
+            # After an exception or Ctrl-C their answers would be taken for those of later rows.
+            for worker in busy:
                 worker.kill()
-        return join_scores([row_scores[row] for row in range(num_rows)])
+        return join_scores([row_scores[number] for number in range(num_rows)])
 
     def _begin(self, row: Completions) -> "_Worker":
         """Give a row to an idle process, or to a new one where no idle process is still alive."""
@@ -158,7 +163,8 @@ class Workers:
             worker = self._idle.pop()
             try:
                 worker.send(row, self._timeout_s)
-            except OSError:  # it has ended
+            except OSError:
+                # It has ended while it was idle.
                 worker.kill()
             else:
                 return worker
@@ -183,11 +189,13 @@ class _Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(handle)],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # what it starts is killed with it
+            # What it starts is killed with it.
+            start_new_session=True,
             close_fds=sys.platform != "win32",
             pass_fds=() if sys.platform == "win32" else (handle,),
         )
-        child_connection.close()  # so that the end of the process is the end of the connection
+        # So that the end of the process is the end of the connection.
+        child_connection.close()
         self.is_alive = True
         self.deadline = 0.0
         try:
@@ -208,7 +216,8 @@ class _Worker:
             if self.connection.poll(0):
                 return self.connection.recv()
         except (EOFError, OSError):
-            self.kill()  # before its status is read: it may have closed the connection and gone on
+            # Killed before its status is read: it may have closed the connection alone.
+            self.kill()
             return failed_row("errors", f"its process ended with {self._process.returncode}")
         self.kill()
         return failed_row("timeouts", _no_answer(timeout_s))
@@ -224,8 +233,7 @@ def _wait_for_any(busy: list[_Worker]) -> list[_Worker]:
     """Wait for the first process that has answered, ended or run out of time; return all such processes."""
     timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
     answered = wait([worker.connection for worker in busy], timeout=max(0.0, timeout_s))
-    now = time.monotonic()
-    return [worker for worker in busy if worker.connection in answered or worker.deadline <= now]
+    return [worker for worker in busy if worker.connection in answered or worker.deadline <= time.monotonic()]
 
 
 def _serve(path: str, handle: str) -> None:
@@ -236,6 +244,7 @@ def _serve(path: str, handle: str) -> None:
         except ConfigError as error:
             connection.send(str(error))
             return
+        # Tells a slow import from a slow function: the time limit is the function's alone.
         connection.send("ready")
         while True:
             try:

@@ -142,6 +142,7 @@ def _judge(cases: Sequence[_Case], scoring: PlanScoring) -> list[PlanOutcome]:
         for case, plan in zip(cases, plans, strict=True)
         if plan.error is None
     ]
+    # At once, since VAL's processes run beside each other.
     verdicts = iter(validate_many(tasks, scoring.validator, scoring.val_timeout_s))
     outcomes = []
     for case, plan in zip(cases, plans, strict=True):
@@ -154,7 +155,8 @@ def _outcome(case: _Case, plan: ParsedPlan, verdict: PlanVerdict, scoring: PlanS
     actions = plan.actions
     references = [tuple(map(parse_action, reference)) for reference in case.references]
     steps = min(map(len, references), default=0)
-    if plan.error is not None:  # no credit for its beginning: a plan followed by junk would be rewarded as one
+    # No credit for its beginning: a plan followed by junk would be rewarded as one.
+    if plan.error is not None:
         return PlanOutcome(actions, verdict, 0.0, 0.0, 0.0, steps, False)
     overlap = max((lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
     partial = overlap if scoring.partial == "lccs" else _partial(case, actions, verdict, references, scoring)
@@ -169,7 +171,8 @@ def _partial(
     """Compute the credit of a plan, in [0, 1], for `lcs`, `prefix` and `goal`."""
     if scoring.partial == "lcs":
         return max((lcs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
-    if verdict.executed_steps is None:  # VAL does not say how far a plan gets
+    # VAL does not say how far a plan gets.
+    if verdict.executed_steps is None:
         verdict = validate_actions(case.domain_pddl, case.problem_pddl, actions)
     if scoring.partial == "goal":
         return (verdict.goals_reached or 0) / verdict.goals if verdict.goals else float(verdict.executable)
@@ -268,9 +271,10 @@ def _text(completion: Any) -> str:
 def _audit_metrics(
     audit: Audit, outcomes: Sequence[PlanOutcome], domains: Sequence[str], problems: Sequence[str]
 ) -> dict[str, float]:
-    judged = [i for i, outcome in enumerate(outcomes) if outcome.verdict.error is not PlanError.SYNTAX]
-    cases = [(domains[i], problems[i], outcomes[i].actions) for i in judged]
-    result = audit.check(cases, [outcomes[i].verdict for i in judged])
+    # Text that is no plan was not judged by a validator, so there is nothing to compare.
+    rows = [row for row, outcome in enumerate(outcomes) if outcome.verdict.error is not PlanError.SYNTAX]
+    cases = [(domains[row], problems[row], outcomes[row].actions) for row in rows]
+    result = audit.check(cases, [outcomes[row].verdict for row in rows])
     return {
         "val_audited": result.audited,
         "val_disagreements": result.disagreements,
@@ -304,6 +308,8 @@ def describe(verdict: PlanVerdict) -> str:
     if verdict.valid:
         return "valid"
     reason = "invalid" if verdict.error is None else verdict.error.value.replace("_", " ")
-    where = "" if verdict.failed_step is None else f" at step {verdict.failed_step}"
-    why = "" if verdict.failed_condition is None else f": {verdict.failed_condition}"
-    return reason + where + why
+    if verdict.failed_step is not None:
+        reason += f" at step {verdict.failed_step}"
+    if verdict.failed_condition is not None:
+        reason += f": {verdict.failed_condition}"
+    return reason

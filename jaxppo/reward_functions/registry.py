@@ -64,6 +64,7 @@ def plan_scoring(config: RewardConfig, validator: str) -> PlanScoring:
 def _plan(config: RewardConfig, run: Context) -> RewardFunction:
     has_val = find_val() is not None
     rate = config.audit_rate
+    # Where VAL is installed and does not judge anyway, it judges a sample again.
     if rate is None:
         rate = DEFAULT_AUDIT_RATE if has_val and run.validator != "val" else 0.0
     if rate and not has_val:
@@ -89,6 +90,7 @@ def _server(config: RewardConfig, run: Context) -> RewardFunction:
         config.reward_server_url,
         timeout_s=config.reward_timeout_s or 30.0,
         with_columns=config.reward_server_columns,
+        # What becomes of such rows is up to `on_error` and `on_timeout` of the run.
         on_error="failed",
     )
 
@@ -185,7 +187,8 @@ def _weighted_names(config: RewardConfig) -> list[tuple[str, float]]:
 def _reward(name: str, function: RewardFunction, weight: float, config: RewardConfig) -> Reward:
     short_name = name.rpartition(":")[2]
     scorer = None
-    if ":" in name and config.reward_timeout_s is not None:  # our own functions have limits of their own
+    # Our own functions have limits of their own.
+    if ":" in name and config.reward_timeout_s is not None:
         if is_async(function):
             scorer = Concurrent(short_name, function, config.reward_timeout_s)
         else:
@@ -236,6 +239,7 @@ def reward_model_loader(
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
         policy_end_ids = policy.ends_beside(tokenizer.eos_token_id) if end_ids is None else end_ids
+        # An adapter is computed on the policy's frozen base, which is on the devices once.
         if _is_adapter(folder):
             return load_reward_adapter(str(folder), policy, params, tokenizer, parallel, policy_end_ids=policy_end_ids)
         return load_reward_model(
@@ -264,6 +268,7 @@ def text_reward_model_loader(parallel: DataParallel) -> ModelLoader:
             messages: Any = None,
             **columns: Any,
         ) -> list[float]:
+            # Without the ids of a policy every text counts as ended.
             return reward(prompts, completions, None, messages=messages, log_metric=columns.get("log_metric"))
 
         return model

@@ -35,7 +35,6 @@ class ModelReward:
         tokenizer: of the reward model.
         parallel: devices.
         batch_size: most rows scored at once, over all devices.
-        max_length: most tokens of a row that the model sees; default: all that it has positions for.
         policy_tokenizer: of the ids that will come; default: the same.
         policy_end_ids: any of its tokens that ends a completion; default: its end of sequence.
         append_eos: end every row with the end of sequence, as a reward model may be trained to expect, also where the
@@ -50,7 +49,7 @@ class ModelReward:
         truncated: rows so far that were too long.
 
     Raises:
-        ModelError: the tokenizer has more tokens than the model, or `max_length` is beyond its positions.
+        ModelError: the tokenizer has more tokens than the model.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class ModelReward:
         *,
         parallel: DataParallel,
         batch_size: int = 64,
-        max_length: int | None = None,
         policy_tokenizer: Any = None,
         policy_end_ids: Collection[int] | None = None,
         append_eos: bool = False,
@@ -70,8 +68,6 @@ class ModelReward:
         name: str = "reward_model",
     ):
         hf.check_tokenizer(tokenizer, model, name)
-        if max_length is not None:
-            models.check_length(model, max_length, f"{name}, max_length")
         self.__name__ = name
         self.bias = bias
         self.truncated = 0
@@ -90,7 +86,7 @@ class ModelReward:
         self.reads = "the policy's tokens"
         if not self.shares_vocabulary:
             self.reads = f"texts by its own tokenizer: {self._template.describe()}"
-        self._max_length = model.max_length if max_length is None else max_length
+        self._max_length = model.max_length
         self._scorer = RowScorer(model, parallel, batch_size, self._max_length)
 
     def __call__(
@@ -129,6 +125,7 @@ class ModelReward:
         if self._append_eos:
             rows = [self._with_end(row) for row in rows]
         self._check(rows)
+        # Of a row that is too long, the prompt loses its beginning: the score is read at the end of the completion.
         num_truncated = 0
         if self._max_length is not None:
             num_truncated = sum(len(row) > self._max_length for row in rows)
@@ -235,6 +232,7 @@ def load_reward_model(
     if head != "score":
         raise ModelError(f"{folder}: expected a reward model (...ForSequenceClassification), got one without its head")
     loaded = hf.load_model(folder, placement=parallel.placement)
+    # A head of random numbers would give rewards, too.
     if loaded.fresh:
         raise ModelError(f"{folder}: expected a trained score head, got no tensor {', '.join(loaded.fresh)}")
     settings = {"bias": hf.reward_bias(config), "name": Path(path).name} | settings
@@ -267,6 +265,7 @@ def load_reward_adapter(
     shape, adapter = peft.load_adapter(path, model, base)
     if "score" not in adapter:
         raise ModelError(f"{path}: expected a score head (task SEQ_CLS) beside the adapter, got none")
+    # Of the base the trunk alone: the heads of the policy have no part in the score.
     params = lora.attach({"trunk": base["trunk"]}, adapter, shape.scale)
     settings = {"bias": peft.load_reward_bias(path), "name": Path(path).name} | settings
     return ModelReward(model, params, tokenizer, parallel=parallel, **settings)

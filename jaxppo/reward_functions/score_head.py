@@ -32,6 +32,7 @@ def score_rows(params: Params, input_ids: Array, lengths: Array, *, model: Model
     Returns:
         [B] fp32.
     """
+    # At one token of each row, and without logits, which would be much larger.
     hidden = models.apply(model, params, input_ids, read=lengths[:, None] - 1, logits=False).hidden
     return models.scores(params, hidden[:, 0])
 
@@ -92,10 +93,13 @@ class RowScorer:
         return rows_per_device // num_parts * self._parallel.row_shards
 
     def _scores(self, params: Params, rows: Sequence[Sequence[int]], rows_at_once: int) -> np.ndarray:
+        # Rows of similar length share a batch, so that there is little padding.
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         batches = list(chunks(order, rows_at_once))
         # All batches are dispatched before the first is waited for, so the devices never idle.
-        running = [self._dispatch(params, [rows[number] for number in batch]) for batch in batches]
+        running = []
+        for batch in batches:
+            running.append(self._dispatch(params, [rows[number] for number in batch]))
         scores = np.empty(len(rows), np.float32)
         for batch, batch_scores in zip(batches, running, strict=True):
             scores[batch] = self._parallel.to_host(batch_scores)[: len(batch)]
@@ -106,6 +110,7 @@ class RowScorer:
         min_rows = 1 if self._is_costly else MIN_PADDED_SIZE
         num_rows = padded_size(len(rows), self._halving.rows(self._batch_size), least=min_rows)
         num_rows = bucket(num_rows, self._parallel.row_shards)
+        # With copies of a real row, since every row must have a last token.
         filled = [*rows, *[rows[0]] * (num_rows - len(rows))]
         num_tokens = padded_size(max(map(len, rows)), self._max_length, steps=4 if self._is_costly else 2)
         ids, lengths = right_padded(filled, num_tokens)

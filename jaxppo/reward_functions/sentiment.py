@@ -6,14 +6,11 @@ The classifier is a Hugging Face model run by transformers and torch on the host
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from jaxppo import toys
 from jaxppo.config import require
 from jaxppo.errors import ConfigError, ModelError, hub_fix
-
-Text = Literal["prompt+completion", "completion"]
-Activation = Literal["none", "softmax", "sigmoid"]
 
 UNLIMITED = 10**9
 """Tokenizers without a longest length say 10^30."""
@@ -22,21 +19,18 @@ UNLIMITED = 10**9
 def make_sentiment_reward(
     model_path: str,
     label: str = "POSITIVE",
-    function_to_apply: Activation = "none",
     batch_size: int = 16,
-    text: Text = "prompt+completion",
-    device: str = "cpu",
 ) -> Callable[..., list[float | None]]:
-    """Make a reward function: the score of a label by a text-classification pipeline.
+    """Make a reward function: the logit of a label, as in TRL's example, by a text-classification pipeline.
+
+    Prompt and completion are classified as one text; one with more tokens than the model takes is cut at its end. The
+    pipeline runs on the CPU, which leaves accelerators to JAX.
 
     Args:
         model_path: toy, folder or hub id (user/name or user/name@revision) of a sequence classification model with its
             tokenizer and weights in safetensors; code in it is not run.
         label: name of the label, in any case, whatever its index.
-        function_to_apply: none for the raw logit (as in TRL's example), softmax over the labels, or sigmoid.
         batch_size: texts at a time.
-        text: what is classified. A text with more tokens than the model takes is cut at its end.
-        device: torch's name of the device; the default leaves accelerators to JAX.
 
     Returns:
         The function. It gives None for a text without any token, which only tokenizers without special tokens make.
@@ -45,16 +39,13 @@ def make_sentiment_reward(
         ConfigError: a bad option, or no such label (the message lists those there are).
         ModelError: torch is missing, the folder cannot be read, or it holds no trained classifier.
     """
-    activations = get_args(Activation)
-    require(function_to_apply in activations, "function_to_apply", "none, softmax or sigmoid", function_to_apply)
-    require(text in get_args(Text), "text", "prompt+completion or completion", text)
     require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
     model, tokenizer = _load(model_path)
     name = find_label(model.config.id2label, label)
-    classify = _pipeline(model, tokenizer, device)
+    classify = _pipeline(model, tokenizer)
     max_tokens = longest_text(model, tokenizer)
     truncation = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
-    options = {"top_k": None, "function_to_apply": function_to_apply, **truncation}
+    options = {"top_k": None, "function_to_apply": "none", **truncation}
     # Without a padding token, texts cannot be batched.
     options["batch_size"] = batch_size if tokenizer.pad_token_id is not None else 1
 
@@ -64,9 +55,7 @@ def make_sentiment_reward(
         completion_ids: Sequence[Sequence[int]] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        texts = list(completions)
-        if text == "prompt+completion":
-            texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
         if not texts:
             return []
         rewards: list[float | None] = [None] * len(texts)
@@ -116,7 +105,8 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
 
 def _load(model_path: str) -> tuple[Any, Any]:
     """Load model and tokenizer, from safetensors only, and only with a trained head."""
-    check_installed()  # transformers would say it at length
+    # transformers would say it at length.
+    check_installed()
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     name = str(toys.find(model_path) or model_path)
@@ -134,13 +124,14 @@ def _load(model_path: str) -> tuple[Any, Any]:
         raise ModelError(
             f"sentiment: expected a text classifier in safetensors at {model_path}, got: {reason}; {hub_fix()}"
         ) from None
+    # transformers warns of a head that it has filled with random numbers, and goes on.
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ModelError(f"sentiment: expected a trained classifier at {model_path}, got no weights for {missing}")
     return model, tokenizer
 
 
-def _pipeline(model: Any, tokenizer: Any, device: str) -> Callable[..., Any]:
+def _pipeline(model: Any, tokenizer: Any) -> Callable[..., Any]:
     from transformers import pipeline
 
-    return pipeline("text-classification", model=model.eval(), tokenizer=tokenizer, device=device)
+    return pipeline("text-classification", model=model.eval(), tokenizer=tokenizer, device="cpu")

@@ -19,7 +19,7 @@ import pytest
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.reward_functions import http_client
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
-from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, ScoreAnswer, encode_request, merge, read_answer
+from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, encode_request, read_answer
 from tests.commands import free_port
 from tests.reward_servers import PATIENCE_S, TOKEN, Script
 
@@ -157,20 +157,6 @@ def test_client_names_a_column_that_cannot_be_sent(name, values):
     client = client_of("http://127.0.0.1:1/", with_columns=True)
     with pytest.raises(DataError, match=f"column {name}"):
         ask(client, **{name: values})
-
-
-def test_merge_weighs_metrics_by_rows_and_fills_columns():
-    tenth = 0.1
-    assert tenth * 3 / 3 != tenth  # hence a metric of one answer is not to be averaged
-    merged = merge(
-        [
-            ScoreAnswer([1.0, 2.0, 3.0], {"mean": 0.5, "first": tenth}, {"verdict": ["a", "b", "c"]}),
-            ScoreAnswer([None], {"mean": 0.1}, {}),
-        ]
-    )
-    assert merged.scores == [1.0, 2.0, 3.0, None]
-    assert merged.metrics == {"mean": pytest.approx(0.4), "first": tenth}
-    assert merged.extras == {"verdict": ["a", "b", "c", None]}
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_another_vocabulary_scores_the_text(rows_of, saved, policy_tokenizer, pa
     assert not same_vocabulary(policy_tokenizer, word_tokenizer([*WORDS[:3], *WORDS[:2:-1]]))
 
 
-def test_rows_end_as_learned_and_long_ones_lose_their_beginning(rows_of, saved, policy_tokenizer, parallel):
+def test_rows_end_as_learned(rows_of, saved, policy_tokenizer, parallel):
     load = partial(load_reward_model, str(saved[1]), policy_tokenizer, parallel)
     # Where the policy ended in another way, and with `append_eos` everywhere, once.
     assert rows_of(load(policy_end_ids=(EOS, 9)), ended_by(arguments(ROWS), 9)) == IDS
@@ -164,12 +164,6 @@ def test_rows_end_as_learned_and_long_ones_lose_their_beginning(rows_of, saved, 
     given = arguments(ROWS)
     without_policy = text_reward_model_loader(parallel)(str(saved[1]))
     assert rows_of(without_policy, {name: given[name] for name in ("prompts", "completions")}) == ended
-    reward = load_reward_model(str(saved[1]), policy_tokenizer, parallel, max_length=8)
-    logged = {}
-    assert rows_of(reward, arguments(ROWS), log_metric=logged.__setitem__) == [row[-8:] for row in IDS]
-    assert logged == {"reward/truncated": 3.0}
-    reward(**arguments(ROWS))
-    assert reward.truncated == 6
 
 
 def test_texts_begin_as_the_tokenizer_begins_them_and_need_an_end(rows_of, saved, parallel):
@@ -248,10 +242,10 @@ def test_gpt2_reads_as_many_tokens_as_it_has_positions(tmp_path, policy_tokenize
     policy_tokenizer.save_pretrained(tmp_path)
     reward = load_reward_model(str(tmp_path), policy_tokenizer, parallel)
     rows = [([5, 6, 7] * 8, [8] * 4), ([9] * 23, [8])]
-    assert_close(reward(**arguments(rows)), scores_alone(model, [(p + c)[-24:] for p, c in rows]))
-    assert reward.truncated == 1
-    with pytest.raises(ModelError, match=r"max_length: .*24 tokens"):
-        load_reward_model(str(tmp_path), policy_tokenizer, parallel, max_length=25)
+    logged = {}
+    scores = reward(**arguments(rows), log_metric=logged.__setitem__)
+    assert_close(scores, scores_alone(model, [(p + c)[-24:] for p, c in rows]))
+    assert logged == {"reward/truncated": 1.0} and reward.truncated == 1
 
 
 def test_the_stored_bias_is_subtracted_and_transformers_passes_over_it(

@@ -112,18 +112,11 @@ def test_sentiment_is_the_raw_logit_of_the_label_wherever_it_stands(labels, text
     assert ask(make_sentiment_reward(folder), texts) == ask(make_sentiment_reward(folder, label="POSITIVE"), texts)
 
 
-def test_sentiment_turns_logits_into_probabilities_and_reads_the_prompt_unless_asked_otherwise(classifier, texts):
-    raw = torch.tensor([raw_logits(classifier, texts, label) for label in ("NEGATIVE", "POSITIVE")])
-    softmax = ask(make_sentiment_reward(classifier, function_to_apply="softmax"), texts)
-    sigmoid = ask(make_sentiment_reward(classifier, function_to_apply="sigmoid"), texts)
-    assert softmax == pytest.approx(torch.softmax(raw, 0)[1].tolist(), abs=1e-5)
-    assert sigmoid == pytest.approx(torch.sigmoid(raw)[1].tolist(), abs=1e-5)
+def test_sentiment_reads_the_prompt_too(classifier):
     prompts, completions = ["the film was superb and"] * 2, [" dull", " lovely"]
-    both, completion = make_sentiment_reward(classifier), make_sentiment_reward(classifier, text="completion")
-    joined = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
-    assert ask(both, completions, prompts) == pytest.approx(ask(both, joined), abs=1e-6)
-    assert ask(completion, completions, prompts) == pytest.approx(ask(both, completions), abs=1e-6)
-    assert ask(both, completions, prompts) != pytest.approx(ask(completion, completions, prompts), abs=1e-2)
+    texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+    reward = make_sentiment_reward(classifier)
+    assert ask(reward, completions, prompts) == pytest.approx(ask(reward, texts), abs=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
@@ -197,9 +190,7 @@ def test_sentiment_names_the_extra_that_is_missing(classifier, monkeypatch):
         make_sentiment_reward(classifier)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("function_to_apply", "tanh"), ("text", "prompt"), ("batch_size", 0), ("label", "GREAT")]
-)
+@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("label", "GREAT")])
 def test_sentiment_names_a_bad_option(classifier, option, value):
     with pytest.raises(ConfigError, match=f"^{option}: .*{value!r}"):
         make_sentiment_reward(classifier, **{option: value})
