@@ -7,6 +7,7 @@ Prints a table, and writes a run folder with `config.yaml`, `eval.json`, `sample
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,13 @@ from jaxppo.data import Row
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate import plan_metrics, repair
 from jaxppo.evaluate.answers.printing import print_answers
-from jaxppo.evaluate.answers.results import answer_records, judge_answers
-from jaxppo.evaluate.comparison import COMPARISON_COLUMNS, check_ids, compare_splits, comparison_rows
+from jaxppo.evaluate.answers.results import judge_answers
+from jaxppo.evaluate.comparison import (
+    COMPARISON_COLUMNS,
+    check_ids,
+    compare_splits,
+    comparison_rows,
+)
 from jaxppo.evaluate.evaluator import (
     Evaluator,
     Predictions,
@@ -28,7 +34,12 @@ from jaxppo.evaluate.evaluator import (
     make_evaluator,
     results_of,
 )
-from jaxppo.evaluate.predictions import JudgedRow, match_plans, prediction_records, read_plans
+from jaxppo.evaluate.predictions import (
+    JudgedRow,
+    match_plans,
+    prediction_records,
+    read_plans,
+)
 from jaxppo.evaluate.printing import print_results, warn_of_failures
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
@@ -45,11 +56,10 @@ from jaxppo.run import folder as run_folder
 from jaxppo.run.console import Console
 from jaxppo.types import Params
 
-SAMPLES_FILE, COMPARED_FILE, PAGE_FILE = "samples.jsonl", "samples_compared.jsonl", "eval.html"
+SAMPLES_FILE = "samples.jsonl"
+COMPARED_FILE = "samples_compared.jsonl"
 REPAIR_FILE = "repair.jsonl"
-
-Rows = Mapping[str, list[Row]]
-"""{split: rows}."""
+PAGE_FILE = "eval.html"
 
 
 class Method(NamedTuple):
@@ -60,18 +70,22 @@ class Method(NamedTuple):
     is_file: bool
 
 
-class Evaluated(NamedTuple):
-    """A method with its predictions."""
+class MethodResults(NamedTuple):
+    """What an evaluation has found out about a method."""
 
     label: str
-    results: dict[str, dict[str, Any]]  # by split
-    judged: list[JudgedRow]  # of all splits; none where the data are no planning problems
-    records: list[dict[str, Any]]  # one per prediction, for a file
-    attempts: list[dict[str, Any]]  # one per attempt of all repair rounds, for a file
+    # By split.
+    results: dict[str, plan_metrics.Measures]
+    # Of all splits; none where the data are no planning problems.
+    judged: list[JudgedRow]
+    # One per prediction, for a file.
+    records: list[dict[str, Any]]
+    # One per attempt of all repair rounds, for a file.
+    attempts: list[dict[str, Any]]
 
 
-class LoadedModel(NamedTuple):
-    """A model that is ready to generate."""
+class EvaluatedModel(NamedTuple):
+    """A model that is ready to generate, and what scores it."""
 
     params: Params
     evaluator: Evaluator
@@ -83,12 +97,14 @@ def evaluate(config: EvaluateConfig) -> Path:
     run = run_folder.begin("evaluate", config)
     if run.is_finished():
         return run.folder
-    console, folder = run.console, run.folder
+    console = run.console
+    folder = run.folder
     if config.run.target is not None:
-        _aim(config, console)
+        _plan_for_target(config, console)
         return folder
     if config.judges_answers:
         return _judge_answers(config, run)
+    # A dry run checks everything that a run does.
     evaluation = _Evaluation(config, console)
     if config.run.dry_run:
         names = " against ".join(", ".join(method.sources) for method in evaluation.methods)
@@ -96,165 +112,261 @@ def evaluate(config: EvaluateConfig) -> Path:
         return folder
     with run.claimed():
         run.keep_settings()
-        done = [evaluation.evaluated(method) for method in evaluation.methods]
-        comparison = compare_splits(done[1].judged, done[0].judged) if len(done) > 1 else {}
+        methods = [evaluation.evaluate(method) for method in evaluation.methods]
+        # A is the one that is compared with, so that a positive difference speaks for the method of the evaluation.
+        comparison = {}
+        if len(methods) > 1:
+            comparison = compare_splits(methods[1].judged, methods[0].judged)
         if processes.is_first():
-            _write(folder, config, done, comparison, evaluation.validator)
-    _print(console, folder, done, comparison)
+            _write(
+                folder,
+                config,
+                methods,
+                comparison,
+                evaluation.validator,
+            )
+    _print(console, folder, methods, comparison)
     return folder
 
 
 def _judge_answers(config: EvaluateConfig, run: run_folder.Run) -> Path:
     """Judge answers to problems of their own, as `docs/judge_plans.md` has it."""
-    console, folder = run.console, run.folder
+    console = run.console
+    folder = run.folder
     if config.run.dry_run:
         console.print(f"would judge {config.plans} into {folder}")
         return folder
     results = judge_answers(config)
-    title, note = f"Plans of {config.label or config.plans}", "Judged by the built-in validator"
     with run.claimed():
         run.keep_settings()
         if processes.is_first():
-            write_jsonl(answer_records(results.judged), folder / SAMPLES_FILE)
-            answers_page.write_page(results, folder / PAGE_FILE, title=title, note=f"{note}, rule {config.extract}.")
+            write_jsonl(results.records, folder / SAMPLES_FILE)
+            answers_page.write_page(
+                results,
+                folder / PAGE_FILE,
+                title=f"Plans of {config.label or config.plans}",
+                note=f"Judged by the built-in validator, rule {config.extract}.",
+            )
+            # Last, as it marks the evaluation as finished.
             run_folder.write_json(folder / run_folder.EVAL_FILE, results.content)
     print_answers(console, results.content)
-    _print_places(console, folder, has_page=True)
+    _print_paths(console, folder, has_page=True)
     return folder
 
 
-def _aim(config: EvaluateConfig, console: Console) -> None:
+def _plan_for_target(config: EvaluateConfig, console: Console) -> None:
     """Compile the program that generates, of the first model, for `--target`."""
     if config.plans is not None:
         raise ConfigError(f"target: expected a model that generates, got plans {config.plans!r}")
     registry.check(config.reward)
-    rows = load_rows(config.data, config.reward, checked_validator(config.evaluation, config.reward))
+    validator = checked_validator(config.evaluation, config.reward)
+    rows = load_rows(config.data, config.reward, validator)
+    # Nothing is computed, so no weights are read.
     policy = hf.load_policy(config.sources[0], shapes_only=True)
 
     def build(config: EvaluateConfig, devices: list[Any]) -> aot.Plan:
         parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
         parallel.check_model(policy.config)
         model = models.computing_in(policy.config, config.dtype, config.run.attention)
-        return make_evaluator(config, model, policy.tokenizer, parallel, rows=rows).plan(policy.params)
+        evaluator = make_evaluator(
+            config,
+            model,
+            policy.tokenizer,
+            parallel,
+            rows=rows,
+        )
+        return evaluator.decoder.plan(policy.params)
 
     show(console, config, build)
 
 
 class _Evaluation:
-    """Everything an evaluation needs; checks all that can be wrong before anything is written."""
+    """Everything an evaluation needs; checks all that can be wrong before anything is written.
+
+    Every model is loaded here once, since one that cannot be read or does not fit the data would otherwise show after
+    the models before it have answered, which may take hours. The first one stays, as its turn is next. The others are
+    dropped and loaded again in their turn, so that memory never holds more than two.
+    """
 
     def __init__(self, config: EvaluateConfig, console: Console):
         registry.check(config.reward)
-        self.config, self._console = config, console
+        self.config = config
+        self._console = console
         self._parallel = DataParallel(config.run.parallel, mesh=config.run.mesh)
         self.validator = checked_validator(config.evaluation, config.reward)
         data.make_splits(config.data, config.data.eval_splits)
         self.rows = load_rows(config.data, config.reward, self.validator)
+        all_rows = list(chain.from_iterable(self.rows.values()))
         if config.repair.repair_rounds:
-            repair.check_styles([row for of_split in self.rows.values() for row in of_split])
+            repair.check_styles(all_rows)
         self.methods = _methods(config)
+        # Two methods are compared row by row.
         if len(self.methods) > 1 and self.validator is not None:
-            check_ids([row for of_split in self.rows.values() for row in of_split])
-        sources = [source for method in self.methods if not method.is_file for source in method.sources]
-        self._ready = {source: self._open(source) for source in sources[:1]}
-        predicted = self._ready[sources[0]].evaluator.fixed_rows if sources else self._fixed_rows()
+            check_ids(all_rows)
+        sources = []
+        for method in self.methods:
+            if not method.is_file:
+                sources += method.sources
+        # By source: the model to compare with may be one of the evaluated ones.
+        self._loaded = {source: self._load(source) for source in sources[:1]}
+        if sources:
+            evaluated_rows = self._loaded[sources[0]].evaluator.fixed_rows
+        else:
+            evaluated_rows = self._fixed_rows()
         for source in sources[1:]:
-            loaded = self._open(source)
-            loaded.rewards.close()  # it is read again in its turn
-            if _ids(loaded.evaluator.fixed_rows) != _ids(predicted):
-                got = f"others for {source} than for {sources[0]}"
-                raise DataError(f"filter_overlong_prompts: expected the same rows left out for all models, got {got}")
-        self._plans = {
-            method.label: self._read(method.sources[0], predicted) for method in self.methods if method.is_file
-        }
+            model = self._load(source)
+            model.rewards.close()
+            # Each tokenizer counts its own tokens, so a prompt may be overlong for one model alone.
+            if _ids(model.evaluator.fixed_rows) != _ids(evaluated_rows):
+                raise DataError(
+                    "filter_overlong_prompts: expected the same rows left out for all models, got others for "
+                    f"{source} than for {sources[0]}"
+                )
+        self._plans = {}
+        for method in self.methods:
+            if method.is_file:
+                self._plans[method.label] = self._read_plans(method.sources[0], evaluated_rows)
 
     def _fixed_rows(self) -> dict[str, list[Row]]:
-        most, seed = self.config.evaluation.eval_rows, self.config.data.data_seed
-        return {split: [rows[i] for i in choose_fixed(rows, most, seed)] for split, rows in self.rows.items()}
+        """Choose the rows as an evaluator does; without a model none is left out before."""
+        max_rows = self.config.evaluation.eval_rows
+        seed = self.config.data.data_seed
+        fixed_rows = {}
+        for split, rows in self.rows.items():
+            fixed_rows[split] = [rows[i] for i in choose_fixed(rows, max_rows, seed)]
+        return fixed_rows
 
-    def evaluated(self, method: Method) -> Evaluated:
+    def evaluate(self, method: Method) -> MethodResults:
         """Generate and score the predictions of one method."""
-        predicted = self._plans[method.label] if method.is_file else self._predict(method)
-        results, judged, records, attempts = {}, [], [], []
-        for split, of_split in predicted.items():
-            edges = self.config.evaluation.length_edges
-            results[split], rows = results_of(of_split, self.config.reward, self.validator, edges)
-            judged += rows
-            records += prediction_records(rows) if rows else _plain_records(of_split, split)
-            attempts += repair.attempt_records(of_split.rows, of_split.repairs or [[]] * len(rows)) if rows else []
-        return Evaluated(method.label, results, judged, records, attempts)
-
-    def _read(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Predictions]:
-        """Read the plans of a file for these rows of every split; it may hold those of other rows of the data."""
-        every, kept = ({name for names in _ids(each).values() for name in names} for each in (self.rows, rows))
-        left_out = every - kept
-        predictions = iter(
-            match_plans(
-                [row for of_split in rows.values() for row in of_split],
-                {name: plans for name, plans in read_plans(path).items() if name not in left_out},
-                allow_unmatched=self.config.allow_unmatched_plans,
-            )
+        predictions_by_split = self._plans[method.label] if method.is_file else self._predict(method)
+        evaluated = MethodResults(
+            method.label,
+            results={},
+            judged=[],
+            records=[],
+            attempts=[],
         )
-        return {split: Predictions(of_split, [next(predictions) for _ in of_split]) for split, of_split in rows.items()}
+        for split, predictions in predictions_by_split.items():
+            edges = self.config.evaluation.length_edges
+            results, judged = results_of(predictions, self.config.reward, self.validator, edges)
+            evaluated.results[split] = results
+            evaluated.judged.extend(judged)
+            if judged:
+                evaluated.records.extend(prediction_records(judged))
+            else:
+                evaluated.records.extend(_plain_records(predictions, split))
+            if predictions.repairs is not None:
+                attempts = repair.attempt_records(predictions.rows, predictions.repairs)
+                evaluated.attempts.extend(attempts)
+        return evaluated
 
-    def _open(self, source: str) -> LoadedModel:
+    def _read_plans(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Predictions]:
+        """Read the plans of a file for these rows of every split; it may hold those of other rows of the data."""
+        evaluated_rows = list(chain.from_iterable(rows.values()))
+        all_ids = {row["id"] for row in chain.from_iterable(self.rows.values())}
+        # A file for all of the data stays usable where a model cannot take some prompts; a wrong id is still an error.
+        ids_left_out = all_ids - {row["id"] for row in evaluated_rows}
+        plans = read_plans(path)
+        for name in ids_left_out:
+            plans.pop(name, None)
+        allow_unmatched = self.config.allow_unmatched_plans
+        matched = iter(match_plans(evaluated_rows, plans, allow_unmatched=allow_unmatched))
+        # Back into splits, each taking as many as it has rows.
+        predictions = {}
+        for split, split_rows in rows.items():
+            predictions[split] = Predictions(split_rows, list(islice(matched, len(split_rows))))
+        return predictions
+
+    def _load(self, source: str) -> EvaluatedModel:
         policy = hf.load_policy(source)
         self._parallel.check_model(policy.config)
-        model, tokenizer = (
-            models.computing_in(policy.config, self.config.dtype, self.config.run.attention),
-            policy.tokenizer,
-        )
+        model = models.computing_in(policy.config, self.config.dtype, self.config.run.attention)
+        tokenizer = policy.tokenizer
         end_ids = model.ends_beside(data.make_chat_template(tokenizer, self.config.data).end_id)
         load_model = registry.reward_model_loader(
-            model, policy.params, tokenizer, self._parallel.of_process(), end_ids, self.config.data.system_prompt
+            model,
+            policy.params,
+            tokenizer,
+            self._parallel.of_process(),
+            end_ids,
+            self.config.data.system_prompt,
         )
         validator = self.validator or plan.default_validator()
         context = registry.Context(validator, load_model=load_model)
         rewards = registry.make_rewards(self.config.reward, context)
         registry.tell_inputs(self._console.print, rewards)
-        evaluator = make_evaluator(self.config, model, tokenizer, self._parallel, rewards, self.rows)
+        evaluator = make_evaluator(
+            self.config,
+            model,
+            tokenizer,
+            self._parallel,
+            rewards,
+            self.rows,
+        )
         data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
-        held = {"model": sizes.tree_bytes(self._parallel.shards(policy.params))}
-        budget = memory.Budget(held, {"evaluation": evaluator.memory} if evaluator.memory else {})
+        # Printed before anything is compiled: the user sees whether it will fit.
+        model_bytes = {"model": sizes.tree_bytes(self._parallel.shards(policy.params))}
+        stages = {"evaluation": evaluator.memory} if evaluator.memory else {}
+        budget = memory.Budget(model_bytes, stages)
         print_memory(self._console, budget, self._parallel.local_devices)
-        return LoadedModel(policy.params, evaluator, rewards)
+        return EvaluatedModel(policy.params, evaluator, rewards)
 
     def _predict(self, method: Method) -> dict[str, Predictions]:
         """Generate the predictions of all models of a method, one model after the other."""
         parts: dict[str, list[Predictions]] = {split: [] for split in self.rows}
         for seed, source in enumerate(method.sources):
             self._console.print(f"plans of {source}" if self.validator else f"completions of {source}")
-            loaded = self._ready.pop(source, None) or self._open(source)
+            model = self._loaded.pop(source, None) or self._load(source)
             try:
-                params = self._parallel.put(loaded.params)
-                for split, part in parts.items():
+                # On the devices for its turn alone.
+                params = self._parallel.put(model.params)
+                for split, split_parts in parts.items():
                     with activity.shown(f"evaluation of {split}"):
-                        part.append(self._predicted(loaded.evaluator, params, split, seed))
+                        part = self._predict_split(model.evaluator, params, split, seed)
+                        split_parts.append(part)
             finally:
-                loaded.rewards.close()
-        return {split: _joined(part) for split, part in parts.items()}
+                model.rewards.close()
+        return {split: _join(split_parts) for split, split_parts in parts.items()}
 
-    def _predicted(self, evaluator: Evaluator, params: Params, split: str, seed: int) -> Predictions:
+    def _predict_split(
+        self,
+        evaluator: Evaluator,
+        params: Params,
+        split: str,
+        seed: int,
+    ) -> Predictions:
         if self.config.repair.repair_rounds:
             return evaluator.predict_repaired(params, split, self.config.repair, seed)
-        if self.config.decoder == "plain":
-            num_samples, rows = self.config.num_samples, evaluator.fixed[split]
-            return evaluator.predict(params, split, num_samples=num_samples, seed=seed, rows=rows)
-        return evaluator.predict_regrounded(params, split, seed)
+        if self.config.decoder == "reground":
+            return evaluator.predict_regrounded(params, split, seed)
+        rows = evaluator.fixed[split]
+        return evaluator.predict(
+            params,
+            split,
+            num_samples=self.config.num_samples,
+            seed=seed,
+            rows=rows,
+        )
 
 
-def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
-    return {split: [row["id"] for row in of_split] for split, of_split in rows.items()}
+def _ids(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
+    """List split and id of all rows."""
+    ids = []
+    for split, split_rows in rows.items():
+        ids += [(split, row["id"]) for row in split_rows]
+    return ids
 
 
 def _methods(config: EvaluateConfig) -> list[Method]:
     """Return the method to evaluate, and the one it is compared with; their labels differ."""
-    methods = [Method(config.label or _label(config.sources), config.sources, config.plans is not None)]
+    label = config.label or _label(config.sources)
+    methods = [Method(label, config.sources, is_file=config.plans is not None)]
     if config.compare_with is not None:
         is_file = config.compare_with[0].endswith(".jsonl")
-        label = config.compare_label or _label(config.compare_with)
-        label = f"{label} (compared)" if label == methods[0].label else label
-        methods.append(Method(label, config.compare_with, is_file))
+        compare_label = config.compare_label or _label(config.compare_with)
+        if compare_label == label:
+            compare_label = f"{compare_label} (compared)"
+        methods.append(Method(compare_label, config.compare_with, is_file))
     return methods
 
 
@@ -264,51 +376,61 @@ def _label(sources: Sequence[str]) -> str:
     return f"{name} and {len(sources) - 1} more" if len(sources) > 1 else name
 
 
-def _joined(parts: Sequence[Predictions]) -> Predictions:
-    """Join the predictions of several models for the same rows."""
-    joined = (
-        [[one for given in of_row for one in given] for of_row in zip(*known, strict=True)] if known else None
-        for known in ([lists for lists in field if lists is not None] for field in list(zip(*parts, strict=True))[1:])
+def _join(parts: Sequence[Predictions]) -> Predictions:
+    """Join the predictions of several models for the same rows: a row gets those of all models, in their order."""
+
+    def join(columns: list[Any]) -> Any:
+        if columns[0] is None:
+            return None
+        return [list(chain.from_iterable(row_lists)) for row_lists in zip(*columns, strict=True)]
+
+    return Predictions(
+        parts[0].rows,
+        join([part.predictions for part in parts]),
+        scores=join([part.scores for part in parts]),
+        repairs=join([part.repairs for part in parts]),
     )
-    return Predictions(parts[0].rows, *joined)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------------- output
 
 
-def _plain_records(predicted: Predictions, split: str) -> list[dict[str, Any]]:
+def _plain_records(predictions: Predictions, split: str) -> list[dict[str, Any]]:
     """Return one record per prediction of data that are no planning problems."""
-    scores = predicted.scores or [[None] * len(predictions) for predictions in predicted.predictions]
-    return [
-        {
-            "id": row["id"],
-            "split": split,
-            "completion": prediction.text,
-            "ended": prediction.ended,
-            "seed": prediction.seed,
-        }
-        | {"score": score}
-        for row, predictions, of_row in zip(predicted.rows, predicted.predictions, scores, strict=True)
-        for prediction, score in zip(predictions, of_row, strict=True)
-    ]
+    records = []
+    for i, row in enumerate(predictions.rows):
+        for j, prediction in enumerate(predictions.predictions[i]):
+            record = {
+                "id": row["id"],
+                "split": split,
+                "completion": prediction.text,
+                "ended": prediction.ended,
+                "seed": prediction.seed,
+                "score": None if predictions.scores is None else predictions.scores[i][j],
+            }
+            records.append(record)
+    return records
 
 
 def _write(
     folder: Path,
     config: EvaluateConfig,
-    done: Sequence[Evaluated],
+    methods: Sequence[MethodResults],
     comparison: Mapping[str, Any],
     validator: str | None,
 ) -> None:
     """Write all files; `eval.json` comes last, as it marks the evaluation as finished."""
-    model, other = done[0], done[1] if len(done) > 1 else None
+    model = methods[0]
+    compared = methods[1] if len(methods) > 1 else None
     write_jsonl(model.records, folder / SAMPLES_FILE)
     if model.attempts:
         write_jsonl(model.attempts, folder / REPAIR_FILE)
     content: dict[str, Any] = dict(model.results)
-    if other is not None:
-        write_jsonl(other.records, folder / COMPARED_FILE)
-        content |= {"comparison": comparison, "compared_with": {"label": other.label, "results": other.results}}
+    if compared is not None:
+        write_jsonl(compared.records, folder / COMPARED_FILE)
+        content["comparison"] = comparison
+        content["compared_with"] = {"label": compared.label, "results": compared.results}
+    # The page shows plans step by step, which other data do not have.
     if model.judged:
         write_page(
             model.results,
@@ -316,44 +438,54 @@ def _write(
             folder / PAGE_FILE,
             title=f"{model.label} on {config.data.dataset}",
             label=model.label,
-            other=None if other is None else other.results,
-            other_label="" if other is None else other.label,
+            other=None if compared is None else compared.results,
+            other_label="" if compared is None else compared.label,
             comparison=comparison,
-            note=_how(config, validator),
+            note=_page_note(config, validator),
         )
     run_folder.write_json(folder / run_folder.EVAL_FILE, content)
 
 
-def _how(config: EvaluateConfig, validator: str | None) -> str:
-    """Return how the predictions were made, in a line for the page."""
-    parts = [f"Judged by {'VAL' if validator == 'val' else 'the built-in validator'}."]
-    temperature, many = config.evaluation.eval_temperature, len(config.sources)
-    if config.plans is None:
-        how = f"{config.num_samples} answers each at temperature {temperature:g}" if temperature else "Greedy decoding"
-        how += "" if config.decoder == "plain" else f" by the decoder {config.decoder}"
-        models = f" of {many} models" if many > 1 else ""
-        parts.append(f"{how}{models}, at most {config.response_length} tokens.")
-    return " ".join(parts)
+def _page_note(config: EvaluateConfig, validator: str | None) -> str:
+    """Return in a line how the predictions were judged, and how models made them."""
+    note = f"Judged by {'VAL' if validator == 'val' else 'the built-in validator'}."
+    if config.plans is not None:
+        return note
+    temperature = config.evaluation.eval_temperature
+    decoding = f"{config.num_samples} answers each at temperature {temperature:g}" if temperature else "Greedy decoding"
+    if config.decoder != "plain":
+        decoding += f" by the decoder {config.decoder}"
+    if len(config.sources) > 1:
+        decoding += f" of {len(config.sources)} models"
+    return f"{note} {decoding}, at most {config.response_length} tokens."
 
 
-def _print(console: Console, folder: Path, done: Sequence[Evaluated], comparison: Mapping[str, Any]) -> None:
+def _print(
+    console: Console,
+    folder: Path,
+    methods: Sequence[MethodResults],
+    comparison: Mapping[str, Any],
+) -> None:
     """Print the table, the comparison, and where everything is."""
-    model = done[0]
+    model = methods[0]
     if model.judged:
-        console.result_table(model.label, *plan_metrics.summary_table(model.results), 2)
+        rows, columns = plan_metrics.summary_table(model.results)
+        console.result_table(model.label, rows, columns, 2)
         warn_of_failures(console, model.results)
         if model.attempts:
-            console.result_table("repair rounds", repair.repair_rows(model.results), repair.TABLE_COLUMNS, 2)
+            rounds = repair.repair_table(model.results)
+            console.result_table("repair rounds", rounds, repair.TABLE_COLUMNS, 2)
     else:
         print_results(console, model.results)
     if comparison:
-        title = f"{model.label} (B) against {done[1].label} (A): valid plans on the same problems"
+        compared = methods[1]
+        title = f"{model.label} (B) against {compared.label} (A): valid plans on the same problems"
         console.result_table(title, comparison_rows(comparison), COMPARISON_COLUMNS, 2)
-        warn_of_failures(console, done[1].results)
-    _print_places(console, folder, has_page=bool(model.judged))
+        warn_of_failures(console, compared.results)
+    _print_paths(console, folder, has_page=bool(model.judged))
 
 
-def _print_places(console: Console, folder: Path, has_page: bool) -> None:
+def _print_paths(console: Console, folder: Path, has_page: bool) -> None:
     if has_page:
         console.print(f"page with plots and plans step by step: {folder / PAGE_FILE}")
     console.print(f"numbers in {folder / run_folder.EVAL_FILE}, answers in {folder / SAMPLES_FILE}")

@@ -5,8 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.errors import DataError
-from jaxppo.evaluate.intervals import bootstrap_mean, clustered_wilson, interval_text, mcnemar, paired_z
-from jaxppo.evaluate.plan_metrics import grouped, split_rows
+from jaxppo.evaluate.intervals import (
+    bootstrap_mean,
+    clustered_wilson,
+    interval_text,
+    mcnemar,
+    paired_z,
+)
+from jaxppo.evaluate.plan_metrics import (
+    Measures,
+    Results,
+    grouped,
+    split_rows,
+)
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning.datasets.rows import Row
 
@@ -54,6 +65,7 @@ def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
 
 
 def _compare_pairs(pairs: Sequence[_Pair]) -> dict[str, Any]:
+    # In fractions of a row's predictions, so that a row counts once however many samples it has.
     differences = [_success_rate(pair.b) - _success_rate(pair.a) for pair in pairs]
     a_better = sum(difference < 0 for difference in differences)
     b_better = sum(difference > 0 for difference in differences)
@@ -81,23 +93,30 @@ def _success_rate(row: JudgedRow) -> float:
 
 
 def _validity(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    return clustered_wilson([_num_valid(row) for row in rows], [len(row.predictions) for row in rows])
+    num_valid = list(map(_num_valid, rows))
+    num_predictions = [len(row.predictions) for row in rows]
+    return clustered_wilson(num_valid, num_predictions)
 
 
 def _choose_test(pairs: Sequence[_Pair]) -> Literal["mcnemar", "sign", "z"]:
+    # With the same number of predictions on both sides, neither side is favoured by chance in more rows.
     sizes = {(len(pair.a.predictions), len(pair.b.predictions)) for pair in pairs}
     if any(size_a != size_b for size_a, size_b in sizes):
         return "z"
     return "mcnemar" if sizes <= {(1, 1)} else "sign"
 
 
-def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, dict[str, Any]]:
+def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Measures]:
     """Return `compare` for each split, and within it under "domains" for each domain."""
     results = {}
-    for split, pairs in grouped(_pair_rows(a, b), lambda pair: pair.a.row["split"]).items():
+    # Paired before they are grouped: rows that one side lacks are an error, whatever their split.
+    splits = grouped(_pair_rows(a, b), lambda pair: pair.a.row["split"])
+    for split, pairs in splits.items():
         domains = grouped(pairs, lambda pair: pair.a.row["domain"])
-        by_domain = {domain: _compare_pairs(domain_pairs) for domain, domain_pairs in domains.items()}
-        results[split] = _compare_pairs(pairs) | {"domains": by_domain}
+        results[split] = _compare_pairs(pairs)
+        results[split]["domains"] = {}
+        for domain, domain_pairs in domains.items():
+            results[split]["domains"][domain] = _compare_pairs(domain_pairs)
     return results
 
 
@@ -113,6 +132,7 @@ def _key(row: Row) -> _Key:
 
 def check_ids(rows: Sequence[Row]) -> None:
     """Raise a `DataError` unless every row of a split has a different id, as a comparison needs it."""
+    # Two rows of one id could not be told apart on the other side.
     for (split, name), count in Counter(map(_key, rows)).items():
         if count > 1:
             raise DataError(f"compare: expected a different id for each row of split {split}, got {name} {count} times")
@@ -132,8 +152,10 @@ def _pair_rows(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> list[_Pair]:
     rows_b = _rows_by_key(b)
     unpaired = rows_a.keys() ^ rows_b.keys()
     if unpaired:
-        got = f"{len(unpaired)} on one alone, such as {', '.join(min(unpaired))}"
-        raise DataError(f"compare: expected the same rows on both sides, got {got}")
+        example = ", ".join(min(unpaired))
+        raise DataError(
+            f"compare: expected the same rows on both sides, got {len(unpaired)} on one alone, such as {example}"
+        )
     pairs = [_Pair(row, rows_b[key]) for key, row in rows_a.items()]
     for pair in pairs:
         for column in _SAME_COLUMNS:
@@ -145,10 +167,21 @@ def _pair_rows(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> list[_Pair]:
 
 # ------------------------------------------------------------------------------------------------------------- terminal
 
-COMPARISON_COLUMNS = ("split", "domain", "n", "A", "B", "B - A", "A better", "B better", "tied", "p")
+COMPARISON_COLUMNS = (
+    "split",
+    "domain",
+    "n",
+    "A",
+    "B",
+    "B - A",
+    "A better",
+    "B better",
+    "tied",
+    "p",
+)
 
 
-def comparison_rows(comparison: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+def comparison_rows(comparison: Results) -> list[dict[str, str]]:
     """Return the rows of the terminal's table."""
     return split_rows(comparison, _cells)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxppo import data, models
 from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
+from jaxppo.evaluate.predictions import Prediction
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot, memory
@@ -26,6 +27,10 @@ class Completion(NamedTuple):
     ended: bool
     ids: list[int]
 
+    def as_prediction(self, seed: int = 0) -> Prediction:
+        """Return it as a plan to be judged; `seed` is the number of the model."""
+        return Prediction(self.text, self.ended, seed, tokens=len(self.ids))
+
 
 class Decoder:
     """Completes prompts; call it with the parameters of a language model.
@@ -40,11 +45,11 @@ class Decoder:
 
     Attributes:
         model, tokenizer, parallel: as given.
-        batch_size: most prompts completed at once, as configured and as memory allows; see `make_room`.
-        prompt_length: most tokens of a prompt; see `make_room`.
+        batch_size: most prompts completed at once, as configured and as memory allows; see `fit_prompts`.
+        prompt_length: most tokens of a prompt; see `fit_prompts`.
         template: how the model gets the texts of a row.
         length: most tokens of a completion.
-        end_ids: tokens behind which a completion has ended, of which its text has none.
+        end_ids: tokens after which a completion has ended, of which its text has none.
         stop_ids: tokens that end a completion.
     """
 
@@ -57,12 +62,17 @@ class Decoder:
         evaluation: EvalConfig,
         sampling: SamplingConfig,
     ):
-        self.model, self.tokenizer, self.parallel = model, tokenizer, parallel
+        self.model = model
+        self.tokenizer = tokenizer
+        self.parallel = parallel
         self._settings = (data_config, evaluation, sampling)
-        self.template, self.length = data.make_chat_template(tokenizer, data_config), sampling.response_length
+        self.template = data.make_chat_template(tokenizer, data_config)
+        self.length = sampling.response_length
         self.end_ids = model.ends_beside(self.template.end_id)
-        self.stop_ids = sampling.stop_ids(self.end_ids) or self.end_ids  # a plan ends, however training samples
+        # Training may sample without a stop token; a plan that is judged has to end.
+        self.stop_ids = sampling.stop_ids(self.end_ids) or self.end_ids
         self.batch_size = data.bucket(evaluation.eval_batch_size, parallel.row_shards)
+        # Nothing is compiled for a length yet; `fit_prompts` sets it before the first call.
         self.prompt_length = 0
         self._halving = Halving("evaluation")
         program = partial(
@@ -78,31 +88,43 @@ class Decoder:
         )
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
 
-    def at(self, temperature: float) -> "Decoder":
+    def with_temperature(self, temperature: float) -> "Decoder":
         """Return a decoder that differs in the temperature alone."""
         data_config, evaluation, sampling = self._settings
         if temperature == evaluation.eval_temperature:
             return self
-        other = replace(evaluation, eval_temperature=temperature)
-        return Decoder(self.model, self.tokenizer, self.parallel, data_config, other, sampling)
+        evaluation = replace(evaluation, eval_temperature=temperature)
+        return Decoder(
+            self.model,
+            self.tokenizer,
+            self.parallel,
+            data_config,
+            evaluation,
+            sampling,
+        )
 
-    def make_room(self, longest: int) -> None:
+    def fit_prompts(self, longest: int) -> None:
         """Take prompts of up to so many tokens, and as many of them at once as there is memory for.
 
         Where they get longer, the program is compiled again.
 
         Raises:
-            ModelError: the model does not know so many positions.
+            ModelError: the model does not have so many positions.
         """
-        what, limit = "longest prompt of eval_splits and response_length", self.tokenizer.model_max_length
-        models.check_length(self.model, longest + self.length, what, limit)
+        description = "longest prompt of eval_splits and response_length"
+        models.check_length(self.model, longest + self.length, description, self.tokenizer.model_max_length)
+        # Never shorter again: each length is a program of its own.
         self.prompt_length = max(self.prompt_length, data.bucket(longest))
-        fitting = memory.decoded_rows(self.model, self.prompt_length, self.length)
-        if fitting is not None:
-            shards = self.parallel.row_shards
-            self.batch_size = min(self.batch_size, shards * fitting)
+        rows_in_memory = memory.decoded_rows(self.model, self.prompt_length, self.length)
+        if rows_in_memory is not None:
+            self.batch_size = min(self.batch_size, self.parallel.row_shards * rows_in_memory)
 
-    def __call__(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray) -> list[Completion]:
+    def __call__(
+        self,
+        params: Params,
+        encoded: Sequence[list[int]],
+        uniforms: np.ndarray,
+    ) -> list[Completion]:
         """Complete prompts; similar lengths share a batch.
 
         Args:
@@ -112,50 +134,63 @@ class Decoder:
         """
         completions: dict[int, Completion] = {}
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        shards = self.parallel.row_shards
 
+        # The batch is cut anew at each call. Where memory runs out, `_halving` calls this again for the same rows,
+        # and the batch has become smaller.
         def decode_next() -> dict[int, Completion]:
-            size = self.rows_for(len(encoded))
+            size = self.batch_size_for(len(encoded))
             rows = order[len(completions) : len(completions) + size]
             batch = [encoded[i] for i in rows]
-            decoded = activity.attended(lambda: self._batch(params, batch, uniforms[rows], size))
+            decoded = activity.attended(lambda: self._decode_batch(params, batch, uniforms[rows], size))
             return dict(zip(rows, decoded, strict=True))
+
+        def rows_per_device() -> int:
+            return self.batch_size_for(len(encoded)) // self.parallel.row_shards
 
         with activity.shown("decoding", len(encoded)) as progress:
             while len(completions) < len(encoded):
                 preemption.check()
-                completions |= self._halving.repeated(decode_next, lambda: self.rows_for(len(encoded)) // shards)
+                completions |= self._halving.repeated(decode_next, rows_per_device)
                 progress.done = len(completions)
         return [completions[i] for i in range(len(encoded))]
 
-    def rows_for(self, count: int) -> int:
-        """Return how many rows the batches have in which so many prompts are completed: few sizes to compile for."""
+    def batch_size_for(self, num_prompts: int) -> int:
+        """Return the size of the batches in which so many prompts are completed: few sizes to compile for."""
         shards = self.parallel.row_shards
-        # A few rows of a large model take less than many, so they are padded to a power of two.
-        few = 1 << max(0, count - 1).bit_length()
-        planned = min(self.batch_size, data.bucket(min(few, data.padded_size(count)), shards))
-        return shards * self._halving.rows(planned // shards)
+        # A few rows of a large model take less time than many, so they are padded to a power of two.
+        power_of_two = 1 << max(0, num_prompts - 1).bit_length()
+        padded = data.bucket(min(power_of_two, data.padded_size(num_prompts)), shards)
+        return shards * self._halving.rows(min(self.batch_size, padded) // shards)
 
-    def _batch(self, params: Params, encoded: Sequence[list[int]], uniforms: np.ndarray, size: int) -> list[Completion]:
-        prompts, missing = self.padded(encoded, size)
-        draws = np.concatenate([uniforms, np.repeat(uniforms[:1], missing, axis=0)])
-        done = self.parallel.to_host(self._generate(params, *self.parallel.put((prompts, draws), 0)))
-        return self.completions(done.completion_ids, done.completion_mask, done.ended)[: len(encoded)]
-
-    def padded(self, encoded: Sequence[list[int]], size: int) -> tuple[PromptBatch, int]:
-        """Return a batch of `size` prompts, filled up with copies of the first, and how many copies there are."""
-        missing = size - len(encoded)
-        filled = [*encoded, *[encoded[0]] * missing]
-        return data.pad_left(filled, self.prompt_length, self.tokenizer.pad_token_id), missing
-
-    def completions(self, ids: np.ndarray, mask: np.ndarray, ended: np.ndarray) -> list[Completion]:
-        """Return the texts of completions: ids and mask [N, C], ended [N]."""
-        texts = data.decode(self.tokenizer, ids, mask, self.end_ids)
-        rows = zip(texts, ended, ids, mask, strict=True)
-        return [Completion(text, bool(end), row[real].tolist()) for text, end, row, real in rows]
+    def _decode_batch(
+        self,
+        params: Params,
+        encoded: Sequence[list[int]],
+        uniforms: np.ndarray,
+        size: int,
+    ) -> list[Completion]:
+        """Complete prompts in a batch of `size`, which is filled up with copies of the first prompt."""
+        num_copies = size - len(encoded)
+        filled = [*encoded, *[encoded[0]] * num_copies]
+        prompts = data.pad_left(filled, self.prompt_length, self.tokenizer.pad_token_id)
+        draws = np.concatenate([uniforms, np.repeat(uniforms[:1], num_copies, axis=0)])
+        inputs = self.parallel.put((prompts, draws), 0)
+        output = self.parallel.to_host(self._generate(params, *inputs))
+        texts = data.decode(self.tokenizer, output.completion_ids, output.completion_mask, self.end_ids)
+        rows = zip(
+            texts,
+            output.ended,
+            output.completion_ids,
+            output.completion_mask,
+            strict=True,
+        )
+        completions = []
+        for text, ended, ids, mask in rows:
+            completions.append(Completion(text, bool(ended), ids[mask].tolist()))
+        return completions[: len(encoded)]
 
     def plan(self, params: Params) -> aot.Plan:
-        """Plan the program, for devices that are not there.
+        """Plan the program for absent devices.
 
         Args:
             params: shapes of a language model.
@@ -164,7 +199,8 @@ class Decoder:
         shape = (self.batch_size, self.prompt_length)
         prompts = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.bool_)]
         draws = jax.ShapeDtypeStruct((self.batch_size, self.length), np.float32)
-        held = place(params)
-        drawn = place((PromptBatch(*prompts), draws), 0)  # type: ignore[arg-type]
-        stages = {"generate": [aot.Program(self._generate, (held,), drawn)]}
-        return aot.Plan(self.parallel, stages, aot.shard_bytes(held), trips=self.length - 1)
+        weights = place(params)
+        inputs = place((PromptBatch(*prompts), draws), 0)  # type: ignore[arg-type]
+        stages = {"generate": [aot.Program(self._generate, (weights,), inputs)]}
+        # The first token comes from the pass over the prompt, each of the others from one more trip of the loop.
+        return aot.Plan(self.parallel, stages, aot.shard_bytes(weights), trips=self.length - 1)

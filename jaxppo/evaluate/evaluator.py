@@ -1,7 +1,7 @@
 """Generate on the evaluation splits and score the results, for all commands that evaluate."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -24,17 +24,25 @@ from jaxppo.data import Row
 from jaxppo.evaluate.decoding import Completion, Decoder
 from jaxppo.evaluate.grounded_decoding import decode_regrounded
 from jaxppo.evaluate.intervals import clustered_wilson, mean_interval
-from jaxppo.evaluate.plan_metrics import grouped, split_results
+from jaxppo.evaluate.plan_metrics import (
+    Measures,
+    Results,
+    grouped,
+    split_results,
+)
 from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
 from jaxppo.evaluate.repair import Attempt, repair_plans, repair_results
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import aot, memory
+from jaxppo.profiling import memory
 from jaxppo.reward_functions import plan, registry
 from jaxppo.rewards import Completions, Rewards
 from jaxppo.rl import ops
 from jaxppo.run import activity
 from jaxppo.types import Params
+
+Sample = dict[str, Any]
+"""A row with its first prediction, to be shown."""
 
 
 class Predictions(NamedTuple):
@@ -44,14 +52,12 @@ class Predictions(NamedTuple):
         rows: of one split.
         predictions: one or more for each row.
         scores: what reward functions give each prediction; None where plans alone are judged.
-        tokens: sampled for each prediction; None where that is not known.
         repairs: the attempts that each prediction is the first of; None without repair rounds.
     """
 
     rows: list[Row]
     predictions: list[list[Prediction]]
     scores: list[list[float | None]] | None = None
-    tokens: list[list[int]] | None = None
     repairs: list[list[list[Attempt]]] | None = None
 
 
@@ -91,26 +97,42 @@ class Evaluator:
         rewards: Rewards | None = None,
         rows: Mapping[str, list[Row]] | None = None,
     ):
-        self.parallel, self._config, self._reward, self._seed = parallel, evaluation, reward, seed
-        self._longest = data_config.longest_prompt
-        self.decoder = Decoder(model, tokenizer, parallel, data_config, evaluation, sampling)
+        self.parallel = parallel
+        self._config = evaluation
+        self._reward = reward
+        self._seed = seed
+        self._max_prompt_length = data_config.longest_prompt
+        self.decoder = Decoder(
+            model,
+            tokenizer,
+            parallel,
+            data_config,
+            evaluation,
+            sampling,
+        )
+        # Plans are judged for their results anyway, and a verdict has the plan reward: scoring them would judge twice.
         self._rewards = None if reward.reward_funcs == ("plan",) else rewards
         self.validator = checked_validator(evaluation, reward)
-        self.rows, self._encoded = {}, {}
+        loaded_rows = load_rows(data_config, reward, self.validator) if rows is None else rows
+        self.rows: dict[str, list[Row]] = {}
+        self._encoded: dict[str, list[list[int]]] = {}
         self.left_out: dict[str, int] = {}
-        for split, loaded in (load_rows(data_config, reward, self.validator) if rows is None else rows).items():
-            self.rows[split], self._encoded[split] = self._encode(loaded, data_config)
-            self.left_out[split] = len(loaded) - len(self.rows[split])
+        self.fixed: dict[str, list[int]] = {}
+        longest = 0
+        for split, split_rows in loaded_rows.items():
+            fitting, encoded = self._encode(split_rows, data_config)
+            self.rows[split] = fitting
+            self._encoded[split] = encoded
+            self.left_out[split] = len(split_rows) - len(fitting)
+            self.fixed[split] = choose_fixed(fitting, evaluation.eval_rows, data_config.data_seed)
+            longest = max(longest, *map(len, encoded), 0)
+            # A column that a reward function lacks is an error now, and not after the first evaluation.
             if self._rewards is not None:
-                self._rewards.check_columns(data.column_names(self.rows[split]))
-        self.fixed = {
-            split: choose_fixed(of_split, evaluation.eval_rows, data_config.data_seed)
-            for split, of_split in self.rows.items()
-        }
-        lengths = [len(ids) for encoded in self._encoded.values() for ids in encoded]
-        self.decoder.make_room(max(lengths, default=0))
+                self._rewards.check_columns(data.column_names(fitting))
+        # One prompt length for all splits, so that they share compiled programs.
+        self.decoder.fit_prompts(longest)
 
-    def __call__(self, params: Params, *, fixed_rows_only: bool = False) -> dict[str, dict[str, Any]]:
+    def __call__(self, params: Params, *, fixed_rows_only: bool = False) -> dict[str, Measures]:
         """Return {split: results}, as from `results_of`.
 
         Args:
@@ -121,28 +143,35 @@ class Evaluator:
 
     def with_samples(
         self, params: Params, *, fixed_rows_only: bool = False
-    ) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    ) -> tuple[dict[str, Measures], dict[str, list[Sample]]]:
         """Return the same, and {split: samples}, as from `samples_of`."""
-        results, samples = {}, {}
+        results = {}
+        samples = {}
         for split in self.rows:
             with activity.shown(f"evaluation of {split}"):
-                predicted = self.predict(params, split, rows=self.fixed[split] if fixed_rows_only else None)
-                of_split, judged = results_of(predicted, self._reward, self.validator, self._config.length_edges)
-            results[split], samples[split] = of_split, samples_of(predicted, judged)
+                rows = self.fixed[split] if fixed_rows_only else None
+                predictions = self.predict(params, split, rows=rows)
+                edges = self._config.length_edges
+                results[split], judged = results_of(predictions, self._reward, self.validator, edges)
+            samples[split] = samples_of(predictions, judged)
         return results, samples
 
     @property
     def fixed_rows(self) -> dict[str, list[Row]]:
         """Return the fixed rows of each split."""
-        return {split: [self.rows[split][i] for i in chosen] for split, chosen in self.fixed.items()}
+        return {split: self._select_rows(split, indices) for split, indices in self.fixed.items()}
+
+    def _select_rows(self, split: str, indices: Iterable[int]) -> list[Row]:
+        return [self.rows[split][i] for i in indices]
 
     @property
     def rows_and_length(self) -> tuple[int, int] | None:
         """Return how many rows a device decodes at once, and the tokens of their prompts; None without a split."""
         if not self.rows:
             return None
-        rows = max(self.decoder.rows_for(len(of_split)) for of_split in self.rows.values())
-        return rows // self.parallel.row_shards, self.decoder.prompt_length
+        # Memory is planned for the split with the largest batches.
+        batch_size = max(self.decoder.batch_size_for(len(rows)) for rows in self.rows.values())
+        return batch_size // self.parallel.row_shards, self.decoder.prompt_length
 
     @property
     def memory(self) -> dict[str, int]:
@@ -154,30 +183,42 @@ class Evaluator:
     @property
     def metric_names(self) -> set[str]:
         """Return the names that `eval_metrics` has for an evaluation of the fixed rows."""
+        # Known before the first evaluation, so that `metric_for_best_model` can be checked when a run begins.
         names = {f"eval/{split}/mean_reward" for split in self.rows}
-        for split, chosen in self.fixed.items() if self.validator is not None else ():
-            domains = {self.rows[split][i]["domain"] for i in chosen}
-            names |= {f"eval/{split}/validity"}
-            names |= {f"eval/{split}/{domain}/validity" for domain in domains if len(domains) > 1}
+        if self.validator is None:
+            return names
+        for split, rows in self.fixed_rows.items():
+            names.add(f"eval/{split}/validity")
+            domains = {row["domain"] for row in rows}
+            if len(domains) > 1:
+                names |= {f"eval/{split}/{domain}/validity" for domain in domains}
         return names
 
-    def plan(self, params: Params) -> aot.Plan:
-        """Plan the program that generates, for devices that are not there.
-
-        Args:
-            params: shapes of a language model.
-        """
-        return self.decoder.plan(params)
-
     def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
-        tokenizer, template = self.decoder.tokenizer, self.decoder.template
-        fitting, longest = data.without_overlong(tokenizer, rows, config, template), config.longest_prompt
+        """Return the rows whose prompts fit, and the token ids of those prompts."""
+        tokenizer = self.decoder.tokenizer
+        template = self.decoder.template
+        longest = self._max_prompt_length
+        fitting = data.without_overlong(tokenizer, rows, config, template)
+        # Where training cuts texts to prompts of random lengths, an evaluation asks for completions of such prompts.
         if config.text_lengths is not None:
-            return data.cut_prompts(tokenizer, fitting, longest, config.text_lengths, config.data_seed)
+            return data.cut_prompts(
+                tokenizer,
+                fitting,
+                longest,
+                config.text_lengths,
+                config.data_seed,
+            )
         return fitting, data.encode_prompts(tokenizer, fitting, longest, template=template)
 
     def predict(
-        self, params: Params, split: str, *, num_samples: int = 1, seed: int = 0, rows: Sequence[int] | None = None
+        self,
+        params: Params,
+        split: str,
+        *,
+        num_samples: int = 1,
+        seed: int = 0,
+        rows: Sequence[int] | None = None,
     ) -> Predictions:
         """Generate predictions for the rows of a split.
 
@@ -188,19 +229,26 @@ class Evaluator:
             seed: number of the model, noted in its predictions.
             rows: indices of the rows, in their order; default: all.
         """
-        chosen = range(len(self.rows[split])) if rows is None else rows
-        samples = [self.complete(params, split, sample, chosen) for sample in range(num_samples)]
-        predictions = [
-            [Prediction(text, ended, seed) for text, ended, _ in given] for given in zip(*samples, strict=True)
-        ]
+        indices = range(len(self.rows[split])) if rows is None else rows
+        samples = [self.complete(params, split, sample, indices) for sample in range(num_samples)]
+        # Sampled sample by sample, kept row by row.
+        predictions = []
+        for completions in zip(*samples, strict=True):
+            predictions.append([completion.as_prediction(seed) for completion in completions])
         scores = None
         if self._rewards is not None:
-            scored = [self._score(self._rewards, completions, split, chosen) for completions in samples]
-            scores = [list(values) for values in zip(*scored, strict=True)]
-        tokens = [[len(completion.ids) for completion in given] for given in zip(*samples, strict=True)]
-        return Predictions([self.rows[split][i] for i in chosen], predictions, scores, tokens)
+            scores_by_sample = []
+            for completions in samples:
+                scores_by_sample.append(self._score(self._rewards, completions, split, indices))
+            scores = [list(values) for values in zip(*scores_by_sample, strict=True)]
+        return Predictions(self._select_rows(split, indices), predictions, scores)
 
-    def predict_regrounded(self, params: Params, split: str, seed: int = 0) -> Predictions:
+    def predict_regrounded(
+        self,
+        params: Params,
+        split: str,
+        seed: int = 0,
+    ) -> Predictions:
         """Generate a prediction for each fixed row of a split by a decoder that looks at the state of the problem.
 
         Args:
@@ -209,65 +257,131 @@ class Evaluator:
             seed: number of the model, noted in its predictions.
         """
         rows = self.fixed_rows[split]
-        answers = decode_regrounded(self.decoder, params, rows, self._longest)
-        predictions = [[Prediction(answer.text, answer.ended, seed)] for answer in answers]
-        return Predictions(rows, predictions, tokens=[[answer.tokens] for answer in answers])
+        predictions = decode_regrounded(
+            self.decoder,
+            params,
+            rows,
+            self._max_prompt_length,
+            seed,
+        )
+        return Predictions(rows, [[prediction] for prediction in predictions])
 
-    def predict_repaired(self, params: Params, split: str, repair: RepairConfig, seed: int = 0) -> Predictions:
+    def predict_repaired(
+        self,
+        params: Params,
+        split: str,
+        repair: RepairConfig,
+        seed: int = 0,
+    ) -> Predictions:
         """Generate a prediction for each fixed row of a split, and others after those that are not valid.
+
+        The predictions are those of the first round, so that the results of an evaluation do not
+        depend on whether it goes on to repair; later rounds are in `repairs` alone.
 
         Args:
             params: of the language model.
             split: name of the split.
-            repair: how many rounds, and what is said.
+            repair: how many rounds, and what the model is told.
             seed: number of the model, noted in its predictions.
         """
-        fixed, first = self.fixed[split], self.decoder
-        later = first if repair.repair_temperature is None else first.at(repair.repair_temperature)
+        fixed = self.fixed[split]
+        decoder = self.decoder
+        # The temperature is a constant of the compiled program, so another one takes another decoder.
+        repair_decoder = decoder
+        if repair.repair_temperature is not None:
+            repair_decoder = decoder.with_temperature(repair.repair_temperature)
 
-        def ask(number: int, chosen: Sequence[int], encoded: Sequence[list[int]]) -> list[Completion]:
-            decoder = later if number else first
-            decoder.make_room(max(map(len, encoded)))
-            return decoder(params, encoded, self._uniforms(split, number, [fixed[i] for i in chosen]))
+        def complete_round(
+            number: int, open_rows: Sequence[int], conversations: Sequence[list[int]]
+        ) -> list[Completion]:
+            round_decoder = repair_decoder if number else decoder
+            # Conversations are longer than the prompts that the decoder was made for.
+            round_decoder.fit_prompts(max(map(len, conversations)))
+            # A round draws as the sample of that number would: without feedback, repair is sampling again.
+            uniforms = self._uniforms(split, number, [fixed[i] for i in open_rows])
+            return round_decoder(params, conversations, uniforms)
 
-        limits = [] if self._longest is None else [self._longest]
-        if first.model.max_length is not None:
-            limits.append(first.model.max_length - first.length)
-        # Without a limit a conversation ends where the model was made for no more.
-        most = min(limits, default=first.model.max_position_embeddings - first.length)
+        # The answer has to fit in after the conversation.
+        limits = []
+        if self._max_prompt_length is not None:
+            limits.append(self._max_prompt_length)
+        if decoder.model.max_length is not None:
+            limits.append(decoder.model.max_length - decoder.length)
+        # Rotary embeddings have no last position; a conversation ends where the model was trained for no more.
+        max_tokens = min(limits, default=decoder.model.max_position_embeddings - decoder.length)
         scoring = registry.plan_scoring(self._reward, self.validator or plan.default_validator())
-        rows, encoded = self.fixed_rows[split], [self._encoded[split][i] for i in fixed]
-        attempts = repair_plans(rows, encoded, ask, first.template, repair, scoring, most, seed)
-        predictions = [[of_row[0].judged.prediction] for of_row in attempts]
-        tokens = [[of_row[0].tokens] for of_row in attempts]
-        return Predictions(rows, predictions, tokens=tokens, repairs=[[of_row] for of_row in attempts])
+        rows = self._select_rows(split, fixed)
+        encoded = [self._encoded[split][i] for i in fixed]
+        conversations = repair_plans(
+            rows,
+            encoded,
+            complete_round,
+            decoder.template,
+            repair,
+            scoring,
+            max_tokens,
+            seed,
+        )
+        return Predictions(
+            rows,
+            [[attempts[0].judged.prediction] for attempts in conversations],
+            repairs=[[attempts] for attempts in conversations],
+        )
 
     def _score(
-        self, rewards: Rewards, completions: Sequence[Completion], split: str, chosen: Sequence[int]
+        self,
+        rewards: Rewards,
+        completions: Sequence[Completion],
+        split: str,
+        indices: Sequence[int],
     ) -> Sequence[float | None]:
-        rows = [self.rows[split][i] for i in chosen]
-        columns = data.columns_of(rows, data.column_names(self.rows[split])) | {
-            "prompt_ids": [self._encoded[split][i] for i in chosen]
-        }
-        texts, ids = [c.text for c in completions], [c.ids for c in completions]
-        return rewards(Completions([row["prompt"] for row in rows], texts, ids, columns)).values
+        rows = self._select_rows(split, indices)
+        # All columns of the split, not of these rows: a reward function gets the same arguments at each call.
+        columns = data.columns_of(rows, data.column_names(self.rows[split]))
+        columns["prompt_ids"] = [self._encoded[split][i] for i in indices]
+        return rewards(
+            Completions(
+                [row["prompt"] for row in rows],
+                [completion.text for completion in completions],
+                [completion.ids for completion in completions],
+                columns,
+            )
+        ).values
 
     def complete(
-        self, params: Params, split: str, sample: int = 0, chosen: Sequence[int] | None = None
+        self,
+        params: Params,
+        split: str,
+        sample: int = 0,
+        chosen: Sequence[int] | None = None,
     ) -> list[Completion]:
         """Generate one completion for each row of a split, or for the chosen ones; similar lengths share a batch.
 
         A row's completion depends on seed, split, row and sample, not on the rows beside it.
         """
-        encoded = self._encoded[split]
-        chosen = range(len(encoded)) if chosen is None else chosen
-        return self.decoder(params, [encoded[i] for i in chosen], self._uniforms(split, sample, chosen))
+        indices = range(len(self.rows[split])) if chosen is None else chosen
+        prompts = [self._encoded[split][i] for i in indices]
+        return self.decoder(params, prompts, self._uniforms(split, sample, indices))
 
-    def _uniforms(self, split: str, sample: int, chosen: Sequence[int]) -> np.ndarray:
-        """Return what decides the samples of some rows."""
-        key = jax.random.fold_in(ops.purpose_key(self._seed, ops.Purpose.EVALUATION), zlib.crc32(split.encode()))
-        key = jax.random.fold_in(key, sample) if sample else key
-        return np.asarray(ops.row_uniforms(key, len(self.rows[split]), self.decoder.length))[np.asarray(chosen, int)]
+    def _uniforms(
+        self,
+        split: str,
+        sample: int,
+        chosen: Sequence[int],
+    ) -> np.ndarray:
+        """Return what decides the samples of some rows.
+
+        The numbers of all rows are drawn, and those of the chosen ones taken: a row's place in the split decides its
+        numbers, so that evaluations of few and of all rows sample the same plans for a row.
+        """
+        # A checksum, as Python's hash of a name differs from process to process.
+        split_number = zlib.crc32(split.encode())
+        key = ops.purpose_key(self._seed, ops.Purpose.EVALUATION)
+        key = jax.random.fold_in(key, split_number)
+        if sample:
+            key = jax.random.fold_in(key, sample)
+        uniforms = ops.row_uniforms(key, len(self.rows[split]), self.decoder.length)
+        return np.asarray(uniforms)[np.asarray(chosen, int)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- input
@@ -290,23 +404,29 @@ def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -
         data.check_same(config.dataset, split, rows)
     if validator is None:
         return splits
-    return {split: [row | {"split": split} for row in rows] for split, rows in splits.items()}
+    # A file may hold rows of another split's name; results are listed under the one that was asked for.
+    for split, rows in splits.items():
+        splits[split] = [row | {"split": split} for row in rows]
+    return splits
 
 
-def choose_fixed(rows: Sequence[Row], most: int | None, seed: int) -> list[int]:
-    """Choose the indices of at most `most` rows, evenly over the domains; `seed` alone decides which.
+def choose_fixed(rows: Sequence[Row], max_rows: int | None, seed: int) -> list[int]:
+    """Choose the indices of at most `max_rows` rows, evenly over the domains; `seed` alone decides which.
 
     Each domain's rows are shuffled, and the domains take turns; so fewer rows are always among more. Rows without the
     column `domain` are of one domain.
     """
-    if most is None or most >= len(rows):
+    if max_rows is None or max_rows >= len(rows):
         return list(range(len(rows)))
     domains = grouped(range(len(rows)), lambda i: str(rows[i].get("domain", "")))
-    order = [
-        np.random.default_rng((seed, place)).permutation(domains[name]) for place, name in enumerate(sorted(domains))
-    ]
-    turns = [(turn, place, int(i)) for place, shuffled in enumerate(order) for turn, i in enumerate(shuffled)]
-    return sorted(i for _, _, i in sorted(turns)[:most])
+    # (turn, number of the domain, row)
+    turns: list[tuple[int, int, int]] = []
+    # Sorted, so that the number of a domain, and with it the order of its rows, does not depend on other domains' rows.
+    for number, name in enumerate(sorted(domains)):
+        shuffled = np.random.default_rng((seed, number)).permutation(domains[name])
+        turns += [(turn, number, int(row)) for turn, row in enumerate(shuffled)]
+    # By turns first, so that every domain has given a row before any gives its second.
+    return sorted(row for _, _, row in sorted(turns)[:max_rows])
 
 
 def make_evaluator(
@@ -318,20 +438,34 @@ def make_evaluator(
     rows: Mapping[str, list[Row]] | None = None,
 ) -> Evaluator:
     """Make the evaluator that a command's configuration asks for."""
+    # SFT does not sample, so it has no other settings of sampling.
     if isinstance(config, SFTConfig):
         sampling = SamplingConfig(response_length=config.response_length)
     else:
         sampling = config.sampling
-    settings = (config.data, config.evaluation, config.reward, sampling, config.run.seed)
-    return Evaluator(model, tokenizer, parallel, *settings, rewards, rows)
+    return Evaluator(
+        model,
+        tokenizer,
+        parallel,
+        config.data,
+        config.evaluation,
+        config.reward,
+        sampling,
+        config.run.seed,
+        rewards,
+        rows,
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- results
 
 
 def results_of(
-    predicted: Predictions, reward: RewardConfig, validator: str | None, edges: Sequence[int]
-) -> tuple[dict[str, Any], list[JudgedRow]]:
+    predicted: Predictions,
+    reward: RewardConfig,
+    validator: str | None,
+    edges: Sequence[int],
+) -> tuple[Measures, list[JudgedRow]]:
     """Compute the results of one split, and its judged rows where plans are judged.
 
     Returns:
@@ -339,15 +473,20 @@ def results_of(
         the standard error, for other rewards than the plan reward alone; "ended"; "mean_tokens", sampled for an
         answer, where that is known; and "repair", as from `repair_results`, where there are repair rounds.
     """
+    results: Measures = {"ended": _ended_rate(predicted.predictions)}
     judged: list[JudgedRow] = []
-    ended = [[bool(prediction.ended) for prediction in predictions] for predictions in predicted.predictions]
-    results: dict[str, Any] = {"ended": clustered_wilson(list(map(sum, ended)), list(map(len, ended)))}
     if validator is not None:
+        scoring = registry.plan_scoring(reward, validator)
         with activity.shown("judging"):
-            judged = judge_rows(predicted.rows, predicted.predictions, registry.plan_scoring(reward, validator))
+            judged = judge_rows(predicted.rows, predicted.predictions, scoring)
+        # These have an "ended" of their own: plans from a file need not say whether they ended.
         results = split_results(judged, edges) | {"validator": validator}
-    if predicted.tokens is not None:
-        results["mean_tokens"] = fmean(map(fmean, predicted.tokens))
+    tokens = []
+    for row_predictions in predicted.predictions:
+        tokens.append([prediction.tokens for prediction in row_predictions])
+    mean_tokens = _row_means(tokens)
+    if mean_tokens:
+        results["mean_tokens"] = fmean(mean_tokens)
     if predicted.repairs is not None:
         results["repair"] = repair_results(predicted.repairs)
     if predicted.scores is not None:
@@ -355,37 +494,63 @@ def results_of(
     return results, judged
 
 
-def samples_of(predicted: Predictions, judged: Sequence[JudgedRow], most: int = 5) -> list[dict[str, Any]]:
+def _ended_rate(predictions: Sequence[Sequence[Prediction]]) -> dict[str, float]:
+    num_ended = []
+    for row_predictions in predictions:
+        num_ended.append(sum(bool(prediction.ended) for prediction in row_predictions))
+    return clustered_wilson(num_ended, list(map(len, predictions)))
+
+
+def samples_of(predicted: Predictions, judged: Sequence[JudgedRow], max_rows: int = 5) -> list[Sample]:
     """Return the first rows of a split with their first prediction: id, prompt, completion, score, verdict."""
     samples = []
-    for i, (row, predictions) in enumerate(zip(predicted.rows[:most], predicted.predictions, strict=False)):
-        sample = {"id": row["id"], "prompt": row["prompt"], "completion": predictions[0].text}
+    for i, row in enumerate(predicted.rows[:max_rows]):
+        prediction = predicted.predictions[i][0]
+        sample = {
+            "id": row["id"],
+            "prompt": row["prompt"],
+            "completion": prediction.text,
+        }
         if judged:
             outcome = judged[i].predictions[0].outcome
-            sample |= {"verdict": plan.describe(outcome.verdict), "score": outcome.reward}
+            sample["verdict"] = plan.describe(outcome.verdict)
+            sample["score"] = outcome.reward
+        # Where other functions score, the plan reward of the verdict is not what training sees.
         if predicted.scores is not None:
             sample["score"] = predicted.scores[i][0]
         samples.append(sample)
     return samples
 
 
-def _reward_results(scores: Sequence[Sequence[float | None]]) -> dict[str, Any]:
+def _reward_results(scores: Sequence[Sequence[float | None]]) -> Measures:
     """Compute the mean over rows of their average score, with its interval; what has no score is left out."""
-    known = [[value for value in values if value is not None] for values in scores]
-    reward = mean_interval([fmean(values) for values in known if values])
+    reward = mean_interval(_row_means(scores))
     return {"mean_reward": reward["mean"], "reward": reward}
 
 
-def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+def _row_means(values: Iterable[Sequence[float | None]]) -> list[float]:
+    """Average what is known of each row; a row of which nothing is known is left out."""
+    means = []
+    for row_values in values:
+        known_values = [value for value in row_values if value is not None]
+        if known_values:
+            means.append(fmean(known_values))
+    return means
+
+
+def eval_metrics(results: Results) -> dict[str, float]:
     """Return the metrics that an evaluation adds to the record of its update, per domain where there are several."""
-    rewards = {f"eval/{split}/mean_reward": result["mean_reward"] for split, result in results.items()}
-    judged = {split: result for split, result in results.items() if "validity" in result}
-    domains = {
-        f"eval/{split}/{domain}/validity": cell["validity"]["rate"]
-        for split, result in judged.items()
-        if len(result["domains"]) > 1
-        for domain, cell in result["domains"].items()
-    }
-    return (
-        {f"eval/{split}/validity": result["validity"]["rate"] for split, result in judged.items()} | domains | rewards
-    )
+    validity = {}
+    domain_validity = {}
+    mean_reward = {}
+    for split, result in results.items():
+        mean_reward[f"eval/{split}/mean_reward"] = result["mean_reward"]
+        if "validity" not in result:
+            continue
+        validity[f"eval/{split}/validity"] = result["validity"]["rate"]
+        # A single domain would have the same number as the split.
+        if len(result["domains"]) > 1:
+            for domain, cell in result["domains"].items():
+                domain_validity[f"eval/{split}/{domain}/validity"] = cell["validity"]["rate"]
+    # Records name the validity of all splits first.
+    return validity | domain_validity | mean_reward

@@ -2,14 +2,15 @@
 
 The model writes a plan, its first action is done, and the model is asked again from the state after it, until the goal
 holds. Each prompt is one more problem of the kind that the model knows: where objects are numbered as the prompt
-mentions them, they get new numbers. It knows the domain, and sees that the goal holds: a number that uses it says so.
+mentions them, they get new numbers. The decoder knows the domain and sees when the goal holds, which a plain model does
+not: a result that uses it has to say so.
 
 Source: regrounding of SymTED, arXiv:2508.07743 (2025).
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from jaxppo import data
 from jaxppo.data import Row
 from jaxppo.errors import DataError
 from jaxppo.evaluate.decoding import Decoder
+from jaxppo.evaluate.predictions import Prediction
 from jaxppo.planning import parse_domain, parse_problem, prompts
 from jaxppo.planning.datasets.renamed_rows import is_numbered, numbered_problem
 from jaxppo.planning.language.plans import Action
@@ -26,88 +28,120 @@ from jaxppo.planning.transform.restart import from_state
 from jaxppo.types import Params
 
 
-class Answer(NamedTuple):
-    """A plan, and the tokens that were sampled for it."""
-
-    text: str
-    ended: bool
-    tokens: int
-
-
-def decode_regrounded(decoder: Decoder, params: Params, rows: Sequence[Row], most: int | None) -> list[Answer]:
+def decode_regrounded(
+    decoder: Decoder,
+    params: Params,
+    rows: Sequence[Row],
+    max_prompt_length: int | None,
+    seed: int = 0,
+) -> list[Prediction]:
     """Write a plan for each row.
 
     Args:
         decoder: completes prompts.
         params: of the language model.
         rows: planning problems whose prompts are of a built-in style.
-        most: tokens of a prompt; None: any number.
+        max_prompt_length: in tokens; None: any number.
+        seed: number of the model, noted in its predictions.
 
     Raises:
         DataError: a prompt is not what its style makes of the problem.
         UnsupportedPddlError: a problem goes beyond STRIPS.
     """
-    spaces = [_space(row) for row in rows]
-    states = [space.start for space in spaces]
-    plans: list[list[Action]] = [[] for _ in rows]
-    tokens = [0] * len(rows)
-    waiting = [i for i, space in enumerate(spaces) if not space.is_goal(states[i])]
+    rollouts = [_PlanRollout(row) for row in rows]
+    # Later prompts are written by the style: the first one has to be of the same kind, or the model would see two.
     for row in rows:
-        if row["prompt"] != prompts.render_prompt(row["domain_pddl"], row["problem_pddl"], row["prompt_style"]):
-            expected = f"the prompt that style {row['prompt_style']} makes of the problem, to write it for other states"
-            raise DataError(f"decoder: expected {expected}, got another one in row {row['id']}")
-    numbered = list(map(is_numbered, rows))
-    while waiting:
-        asked = [_from(rows[i], states[i], len(plans[i]), numbered[i]) for i in waiting]
-        encoded = data.encode_prompts(decoder.tokenizer, [one.row for one in asked], most, template=decoder.template)
-        decoder.make_room(max(map(len, encoded)))
-        greedy = np.zeros((len(encoded), decoder.length), np.float32)
-        going = []
-        for i, one, completion in zip(waiting, asked, decoder(params, encoded, greedy), strict=True):
-            tokens[i] += len(completion.ids)
-            written = prompts.parse_completion(completion.text, rows[i]["prompt_style"], rows[i]["domain_pddl"])
-            if not written.actions:
-                continue
-            [action] = rename_plan(written.actions[:1], one.names)
-            plans[i].append(action)
-            reached = spaces[i].after(states[i], action)
-            if reached is None or spaces[i].is_goal(reached):
-                continue
-            states[i] = reached
-            if len(_ids(decoder, rows[i], [plans[i]])[0]) < decoder.length:
-                going.append(i)
-        waiting = going
-    return [Answer(_write(row, plan), True, count) for row, plan, count in zip(rows, plans, tokens, strict=True)]
+        prompt = prompts.render_prompt(row["domain_pddl"], row["problem_pddl"], row["prompt_style"])
+        if row["prompt"] != prompt:
+            raise DataError(
+                f"decoder: expected the prompt that style {row['prompt_style']} makes of the problem, to write it for "
+                f"other states, got another one in row {row['id']}"
+            )
+    unfinished = [rollout for rollout in rollouts if not rollout.space.is_goal(rollout.state)]
+    # All unfinished plans take their next action together, so that the model gets whole batches.
+    while unfinished:
+        questions = [rollout.ask() for rollout in unfinished]
+        encoded = data.encode_prompts(
+            decoder.tokenizer,
+            [question.row for question in questions],
+            max_prompt_length,
+            template=decoder.template,
+        )
+        decoder.fit_prompts(max(map(len, encoded)))
+        # With a temperature of 0 the draws are not read.
+        draws = np.zeros((len(encoded), decoder.length), np.float32)
+        completions = decoder(params, encoded, draws)
+        still_unfinished = []
+        for rollout, question, completion in zip(unfinished, questions, completions, strict=True):
+            rollout.tokens += len(completion.ids)
+            goes_on = rollout.advance(completion.text, question.names)
+            # A plan that would not fit into a completion ends here, as a plain decoder would have cut it.
+            if goes_on and rollout.completion_length(decoder) < decoder.length:
+                still_unfinished.append(rollout)
+        unfinished = still_unfinished
+    # The decoder ends each plan itself.
+    return [Prediction(rollout.text, True, seed, tokens=rollout.tokens) for rollout in rollouts]
 
 
-def _space(row: Row) -> StateSpace:
-    return StateSpace(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
-
-
-def _write(row: Row, plan: Sequence[Action]) -> str:
-    return prompts.render_completion(plan, row["prompt_style"], row["domain_pddl"])
-
-
-class _Asked(NamedTuple):
-    """What the model is given, and the objects that its names stand for, where these are others."""
+class _Question(NamedTuple):
+    """A problem for the model, and {name in its prompt: object of the row} where the names differ."""
 
     row: Row
     names: Mapping[str, str]
 
 
-def _from(row: Row, state: frozenset[Any], done: int, numbered: bool) -> _Asked:
-    """Return the problem from the state behind some actions."""
-    if not done:
-        return _Asked(row, {})
-    later, names = row | {"problem_pddl": from_state(row["problem_pddl"], state)}, {}
-    if numbered:
-        problem, numbers = numbered_problem(later, random.Random(f"{row['id']}/{done}"))
-        later, names = later | {"problem_pddl": problem}, inverse(numbers)
-    prompt = prompts.render_prompt(row["domain_pddl"], later["problem_pddl"], row["prompt_style"])
-    return _Asked({name: value for name, value in later.items() if name != "messages"} | {"prompt": prompt}, names)
+class _PlanRollout:
+    """A plan while it is written, and the state that it leads to."""
 
+    def __init__(self, row: Row):
+        self.row = row
+        domain = parse_domain(row["domain_pddl"])
+        self.space = StateSpace(parse_problem(row["problem_pddl"], domain))
+        self.state = self.space.start
+        self.plan: list[Action] = []
+        self.tokens = 0
+        self._is_numbered = is_numbered(row)
 
-def _ids(decoder: Decoder, row: Row, plans: Sequence[Sequence[Action]]) -> list[list[int]]:
-    """Return the tokens of plans as completions of a row, without the one that ends them."""
-    rows = [row | {"completion": _write(row, plan)} for plan in plans]
-    return [ids[:-1] for ids in data.encode_completions(decoder.tokenizer, rows, decoder.template)]
+    @property
+    def text(self) -> str:
+        """Return the plan so far, as a completion of the row."""
+        return prompts.render_completion(self.plan, self.row["prompt_style"], self.row["domain_pddl"])
+
+    def ask(self) -> _Question:
+        """Return the problem of reaching the goal from the current state."""
+        row = self.row
+        if not self.plan:
+            return _Question(row, {})
+        problem = from_state(row["problem_pddl"], self.state)
+        names: Mapping[str, str] = {}
+        if self._is_numbered:
+            # Row and step alone decide the numbers, so a plan does not depend on the rows beside it.
+            rng = random.Random(f"{row['id']}/{len(self.plan)}")
+            problem, numbers = numbered_problem(row | {"problem_pddl": problem}, rng)
+            names = inverse(numbers)
+        prompt = prompts.render_prompt(row["domain_pddl"], problem, row["prompt_style"])
+        later = row | {"problem_pddl": problem, "prompt": prompt}
+        # Messages would be preferred to the prompt, and they are about the first state.
+        later.pop("messages", None)
+        return _Question(later, names)
+
+    def advance(self, completion: str, names: Mapping[str, str]) -> bool:
+        """Carry out the first action of a completion; returns whether more actions are needed and possible."""
+        parsed = prompts.parse_completion(completion, self.row["prompt_style"], self.row["domain_pddl"])
+        if not parsed.actions:
+            return False
+        # Only the first action counts: the model is asked again from the state after it.
+        [action] = rename_plan(parsed.actions[:1], names)
+        self.plan.append(action)
+        # An action that cannot be carried out stays in the plan, which is judged as it was written.
+        state = self.space.after(self.state, action)
+        if state is None:
+            return False
+        self.state = state
+        return not self.space.is_goal(state)
+
+    def completion_length(self, decoder: Decoder) -> int:
+        """Return the tokens of the plan so far, without the one that ends a completion."""
+        row = self.row | {"completion": self.text}
+        [ids] = data.encode_completions(decoder.tokenizer, [row], decoder.template)
+        return len(ids) - 1

@@ -31,9 +31,19 @@ def wilson(successes: float, n: int) -> dict[str, float]:
     Source: Wilson 1927; Brown, Cai and DasGupta 2001.
     """
     if n == 0:
-        return {"rate": 0.0, "low": 0.0, "high": 1.0, "n": 0}
+        return {
+            "rate": 0.0,
+            "low": 0.0,
+            "high": 1.0,
+            "n": 0,
+        }
     low, high = _wilson_bounds(successes / n, n)
-    return {"rate": successes / n, "low": low, "high": high, "n": n}
+    return {
+        "rate": successes / n,
+        "low": low,
+        "high": high,
+        "n": n,
+    }
 
 
 def _wilson_bounds(p: float, n: float) -> tuple[float, float]:
@@ -41,8 +51,10 @@ def _wilson_bounds(p: float, n: float) -> tuple[float, float]:
     centre = p + z * z / (2 * n)
     spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
+    low = (centre - spread) / scale
+    high = (centre + spread) / scale
     # At rates of 0 and 1 rounding would put a bound just outside [0, 1].
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    return max(0.0, low), min(1.0, high)
 
 
 def clustered_wilson(successes: Sequence[int], samples: Sequence[int]) -> dict[str, float]:
@@ -73,10 +85,19 @@ def clustered_wilson(successes: Sequence[int], samples: Sequence[int]) -> dict[s
     effective = p * (1 - p) / variance if variance > 0 else problems
     # A noisy variance of few problems could claim more independent samples than were drawn, or fewer than problems.
     low, high = _wilson_bounds(p, min(max(effective, problems), total))
-    return {"rate": p, "low": low, "high": high, "n": problems, "samples": total}
+    return {
+        "rate": p,
+        "low": low,
+        "high": high,
+        "n": problems,
+        "samples": total,
+    }
 
 
-def mean_interval(values: Sequence[float], bounds: tuple[float, float] = (-math.inf, math.inf)) -> dict[str, Any]:
+def mean_interval(
+    values: Sequence[float],
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> dict[str, Any]:
     """Compute a mean with its 95 % interval by Student's t: mean -+ t s / sqrt(n), cut at the bounds that values have.
 
     Values are one per problem: the mean of its samples where there are several. Equal values give a width of 0: the
@@ -87,14 +108,30 @@ def mean_interval(values: Sequence[float], bounds: tuple[float, float] = (-math.
     """
     n = len(values)
     if n == 0:
-        return {"mean": None, "low": None, "high": None, "n": 0}
+        return _mean_result(None, None, None, 0)
     # fsum rounds once, so the mean does not depend on the order of the rows.
     mean = math.fsum(values) / n
     if n == 1:
-        return {"mean": mean, "low": None, "high": None, "n": 1}
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    spread = _t95(n - 1) * deviation / math.sqrt(n)
-    return {"mean": mean, "low": max(bounds[0], mean - spread), "high": min(bounds[1], mean + spread), "n": n}
+        return _mean_result(mean, None, None, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    spread = _t95(n - 1) * math.sqrt(variance) / math.sqrt(n)
+    low = max(bounds[0], mean - spread)
+    high = min(bounds[1], mean + spread)
+    return _mean_result(mean, low, high, n)
+
+
+def _mean_result(
+    mean: float | None,
+    low: float | None,
+    high: float | None,
+    n: int,
+) -> dict[str, Any]:
+    return {
+        "mean": mean,
+        "low": low,
+        "high": high,
+        "n": n,
+    }
 
 
 def interval_text(measured: Mapping[str, Any] | None, with_interval: bool = True) -> str:
@@ -159,7 +196,9 @@ def paired_z(differences: Sequence[float]) -> float:
     if n < 2 or mean == 0.0:
         return 1.0
     variance = math.fsum((value - mean) ** 2 for value in differences) / (n - 1)
-    by_normal = math.erfc(abs(mean) / math.sqrt(2.0 * variance / n)) if variance > 0.0 else 0.0
+    by_normal = 0.0
+    if variance > 0.0:
+        by_normal = math.erfc(abs(mean) / math.sqrt(2.0 * variance / n))
     # A few equal differences have a variance of 0, and the normal distribution would be certain of them.
     return max(by_normal, 2.0 ** (1 - n))
 
@@ -177,12 +216,15 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
     """
     n = len(values)
     if n == 0:
-        return {"mean": None, "low": None, "high": None, "n": 0}
+        return _mean_result(None, None, None, 0)
     data = np.asarray(values, float)
     rng = np.random.default_rng(0)
     # All indices at once would take 80 kB a value. The generator's numbers do not depend on how the draws are cut.
     chunk = max(1, _CHUNK // n)
-    sizes = [min(chunk, BOOTSTRAP_RESAMPLES - start) for start in range(0, BOOTSTRAP_RESAMPLES, chunk)]
-    means = np.concatenate([data[rng.integers(0, n, (size, n))].mean(axis=1) for size in sizes])
-    low, high = np.percentile(means, [2.5, 97.5])
-    return {"mean": float(data.mean()), "low": float(low), "high": float(high), "n": n}
+    means = []
+    for start in range(0, BOOTSTRAP_RESAMPLES, chunk):
+        size = min(chunk, BOOTSTRAP_RESAMPLES - start)
+        indices = rng.integers(0, n, (size, n))
+        means.append(data[indices].mean(axis=1))
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
+    return _mean_result(float(data.mean()), float(low), float(high), n)

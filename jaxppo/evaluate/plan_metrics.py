@@ -7,9 +7,9 @@ denominator.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 from math import comb, inf
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeVar
@@ -17,18 +17,31 @@ from typing import Any, NamedTuple, TypeVar
 from jaxppo.config import EvalConfig
 from jaxppo.errors import ConfigError
 from jaxppo.evaluate.intervals import clustered_wilson, interval_text, mean_interval
-from jaxppo.evaluate.plan_scores import FRACTIONS, OVERLAPS, RATES, length_ratio, overlaps
+from jaxppo.evaluate.plan_scores import (
+    FRACTIONS,
+    OVERLAPS,
+    RATES,
+    length_ratio,
+    overlaps,
+)
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 LENGTH_EDGES = EvalConfig().length_edges
 """Where the bins of the reference's length begin; the last one has no end."""
 
 VALID = "valid"
 """The key of plans without an error in the counts of errors."""
+
+Measures = dict[str, Any]
+"""What is measured on some rows, as from `measure`."""
+
+Results = Mapping[str, Mapping[str, Any]]
+"""{split: what is measured on its rows}."""
 
 # ------------------------------------------------------------------------------------------------------------ many rows
 
@@ -41,16 +54,18 @@ class _ScoredRow(NamedTuple):
 
 
 def _score_row(row: JudgedRow) -> _ScoredRow:
+    # Scored once: the same rows are measured for the split, for their domain and for two bins.
     scores: dict[str, list[float | None]] = {}
     for name, score in {**RATES, **FRACTIONS, "length_ratio": length_ratio}.items():
         scores[name] = [score(row, prediction) for prediction in row.predictions]
+    # Four scores from one comparison with each reference.
     overlaps_by_prediction = [overlaps(row, prediction) for prediction in row.predictions]
     for name in OVERLAPS:
         scores[name] = [values[name] for values in overlaps_by_prediction]
     return _ScoredRow(row, scores)
 
 
-def measure(judged: Sequence[JudgedRow]) -> dict[str, Any]:
+def measure(judged: Sequence[JudgedRow]) -> Measures:
     """Compute all measures of some rows.
 
     Returns:
@@ -64,23 +79,24 @@ def measure(judged: Sequence[JudgedRow]) -> dict[str, Any]:
     return _measure([_score_row(row) for row in judged])
 
 
-def _measure(scored: Sequence[_ScoredRow]) -> dict[str, Any]:
+def _measure(scored: Sequence[_ScoredRow]) -> Measures:
     rows = [scored_row.row for scored_row in scored]
-    predictions = _predictions(rows)
+    outcomes = [prediction.outcome for prediction in _predictions(rows)]
     # No row at all gives means of 0, not an error: a split may be empty.
-    count = max(1, len(predictions))
-    failures = sum(prediction.outcome.verdict.error in VALIDATOR_FAILURES for prediction in predictions)
+    count = max(1, len(outcomes))
+    failures = sum(outcome.verdict.error in VALIDATOR_FAILURES for outcome in outcomes)
     return {
         "rows": len(rows),
-        "answers": len(predictions),
+        "answers": len(outcomes),
         **{name: _rate(scored, name) for name in RATES},
         **{name: _mean(scored, name) for name in (*FRACTIONS, *OVERLAPS)},
+        # A valid plan may be any times as long as the reference.
         "length_ratio": _mean(scored, "length_ratio", inf),
         **_sample_measures(rows),
         "errors": error_counts(rows),
         "cheaper_than_reference": sum(_num_cheaper(row, row.reference_cost) for row in rows),
         "cheaper_than_optimal": sum(_num_cheaper(row, row.optimal_cost) for row in rows),
-        "mean_reward": sum(prediction.outcome.reward for prediction in predictions) / count,
+        "mean_reward": sum(outcome.reward for outcome in outcomes) / count,
         "validator_failed": failures / count,
         **_seed_measures(rows),
     }
@@ -94,12 +110,15 @@ def _rate(scored: Sequence[_ScoredRow], name: str) -> dict[str, float] | None:
     scores = _measured_scores(scored, name)
     if not scores:
         return None
-    return clustered_wilson([int(sum(values)) for values in scores], [len(values) for values in scores])
+    successes = [int(sum(values)) for values in scores]
+    return clustered_wilson(successes, list(map(len, scores)))
 
 
-def _mean(scored: Sequence[_ScoredRow], name: str, upper: float = 1.0) -> dict[str, Any] | None:
+def _mean(scored: Sequence[_ScoredRow], name: str, upper: float = 1.0) -> Measures | None:
     scores = _measured_scores(scored, name)
-    return mean_interval([fmean(values) for values in scores], (0.0, upper)) if scores else None
+    if not scores:
+        return None
+    return mean_interval(list(map(fmean, scores)), (0.0, upper))
 
 
 def _measured_scores(scored: Sequence[_ScoredRow], name: str) -> list[list[float]]:
@@ -114,18 +133,23 @@ def _measured_scores(scored: Sequence[_ScoredRow], name: str) -> list[list[float
 
 def error_counts(rows: Sequence[JudgedRow]) -> dict[str, int]:
     """Count the valid predictions, and the others by reason; reasons that do not occur have a count of 0."""
-    errors = [prediction.outcome.verdict.error for prediction in _predictions(rows)]
-    counts = Counter(VALID if error is None else error.value for error in errors)
-    return {name: counts[name] for name in (VALID, *(error.value for error in PlanError))}
+    counts: Counter[str] = Counter()
+    for prediction in _predictions(rows):
+        error = prediction.outcome.verdict.error
+        counts[VALID if error is None else error.value] += 1
+    # Always all reasons, in one order: results of different models are compared and drawn side by side.
+    names = [VALID, *map(str, PlanError)]
+    return {name: counts[name] for name in names}
 
 
 def _num_cheaper(row: JudgedRow, best: float | None) -> int:
     """Count the valid plans of a row that cost less than the best cost known."""
     if best is None:
         return 0
-    limit = best - 1e-6 * abs(best)  # costs are sums of floats
-    valid = [prediction for prediction in row.predictions if prediction.outcome.verdict.valid]
-    return sum(prediction.progress.cost is not None and prediction.progress.cost < limit for prediction in valid)
+    # Costs are sums of floats, so equal ones may differ by rounding.
+    limit = best - 1e-6 * abs(best)
+    costs = [prediction.progress.cost for prediction in row.predictions if prediction.outcome.verdict.valid]
+    return sum(cost is not None and cost < limit for cost in costs)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -142,7 +166,7 @@ _Samples = Sequence[JudgedPrediction]
 """The predictions of one seed for one problem."""
 
 
-def _sample_measures(rows: Sequence[JudgedRow]) -> dict[str, Any]:
+def _sample_measures(rows: Sequence[JudgedRow]) -> Measures:
     """Compute pass@k and the number of different plans per seed, averaged over a problem's seeds.
 
     Seeds are different models: two samples, one of each, are no two tries of one model. So every number is computed
@@ -150,7 +174,7 @@ def _sample_measures(rows: Sequence[JudgedRow]) -> dict[str, Any]:
     """
     problems = [_samples_by_seed(row) for row in rows]
 
-    def mean_over_problems(value: Callable[[_Samples], float], upper: float) -> dict[str, Any]:
+    def mean_over_problems(value: Callable[[_Samples], float], upper: float) -> Measures:
         means = [fmean(map(value, samples_by_seed)) for samples_by_seed in problems]
         return mean_interval(means, (0.0, upper))
 
@@ -181,20 +205,21 @@ def _num_distinct_valid_plans(samples: _Samples) -> int:
 
 
 def _samples_by_seed(row: JudgedRow) -> list[list[JudgedPrediction]]:
-    ordered = sorted(row.predictions, key=_seed_of)
-    return [list(samples) for _, samples in groupby(ordered, key=_seed_of)]
+    # Samples of one seed need not be neighbours: lines of a file come in any order.
+    return list(grouped(row.predictions, _seed_of).values())
 
 
 def _seed_of(judged: JudgedPrediction) -> int:
     return judged.prediction.seed
 
 
-def _seed_measures(rows: Sequence[JudgedRow]) -> dict[str, Any]:
+def _seed_measures(rows: Sequence[JudgedRow]) -> Measures:
     """Compute the validity of each seed and its standard deviation over seeds, where there are several.
 
     All intervals are over problems: only this says how much training runs differ from one another.
     """
     rates_by_seed: dict[int, list[float]] = {}
+    # A problem counts once for each seed, however many samples it has.
     for samples in chain.from_iterable(map(_samples_by_seed, rows)):
         rate = fmean(sample.outcome.verdict.valid for sample in samples)
         rates_by_seed.setdefault(_seed_of(samples[0]), []).append(rate)
@@ -207,13 +232,13 @@ def _seed_measures(rows: Sequence[JudgedRow]) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------- whole results
 
 
-def plan_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, dict[str, Any]]:
+def plan_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, Measures]:
     """Return {split: `split_results` of its rows}, by the column `split` of each row."""
     splits = grouped(judged, lambda row: row.row["split"])
     return {split: split_results(rows, edges) for split, rows in splits.items()}
 
 
-def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, Any]:
+def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> Measures:
     """Compute the measures of some rows, and of each of their domains and bins of the reference's length.
 
     Args:
@@ -226,22 +251,31 @@ def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDG
     """
     bins = _LengthBins(edges)
     scored = [_score_row(row) for row in judged]
-    return _measure(scored) | {"domains": _measure_domains(scored, bins), "bins": _measure_bins(scored, bins)}
+    measures = _measure(scored)
+    measures["domains"] = _measure_domains(scored, bins)
+    measures["bins"] = _measure_bins(scored, bins)
+    return measures
 
 
-def _measure_domains(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, dict[str, Any]]:
+def _measure_domains(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, Measures]:
+    # Sorted, as results must not depend on the order of the rows.
     groups = grouped(scored, lambda scored_row: scored_row.row.row["domain"])
-    return {name: _measure(rows) | {"bins": _measure_bins(rows, bins)} for name, rows in sorted(groups.items())}
+    measures = {}
+    for name, rows in sorted(groups.items()):
+        measures[name] = _measure(rows)
+        measures[name]["bins"] = _measure_bins(rows, bins)
+    return measures
 
 
-def _measure_bins(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, dict[str, Any]]:
+def _measure_bins(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, Measures]:
+    # In the order of the lengths, without bins that no row is in.
     groups = grouped(scored, lambda scored_row: bins.label(scored_row.row.reference_length))
     return {label: _measure(groups[label]) for label in bins.labels if label in groups}
 
 
-def grouped(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Group items by their key, in the order of its first appearance."""
-    groups: dict[str, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
@@ -264,8 +298,21 @@ class _LengthBins:
 
 # ------------------------------------------------------------------------------------------------------------- terminal
 
-TABLE_COLUMNS = ("split", "domain", "n", "valid", "exec", "prefix", "goal", "LCCS", "exact", "read", "ended")
-TABLE_COLUMNS += ("length", "C*/C")
+TABLE_COLUMNS = (
+    "split",
+    "domain",
+    "n",
+    "valid",
+    "exec",
+    "prefix",
+    "goal",
+    "LCCS",
+    "exact",
+    "read",
+    "ended",
+    "length",
+    "C*/C",
+)
 _SHORT_COLUMNS = {
     "exec": "executability",
     "exact": "exact_match",
@@ -280,8 +327,9 @@ _SHORT_COLUMNS = {
 """{column: measure} of those without an interval."""
 
 
-def summary_table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[str, str]], tuple[str, ...]]:
+def summary_table(results: Results) -> tuple[list[dict[str, str]], tuple[str, ...]]:
     """Return rows and columns of the terminal's table, with pass@k for as many samples as every problem has."""
+    # The keys are 1, 2, 4, ...; an empty split has none.
     num_ks = min(len(result["pass_at_k"]) for result in results.values() if result["pass_at_k"])
     k = 2 ** (num_ks - 1)
 
@@ -299,7 +347,8 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[dict[s
 
 
 def split_rows(
-    results: Mapping[str, Mapping[str, Any]], cells: Callable[[Mapping[str, Any]], dict[str, str]]
+    results: Results,
+    cells: Callable[[Mapping[str, Any]], dict[str, str]],
 ) -> list[dict[str, str]]:
     """Return the rows of a table: a split, and its domains below it where there are several.
 
@@ -309,8 +358,9 @@ def split_rows(
     """
     rows = []
     for split, result in results.items():
-        rows.append({"split": split, "domain": "all", **cells(result)})
+        groups = [("all", result)]
         # A single domain would say the same as the whole split.
         if len(result["domains"]) > 1:
-            rows += [{"split": split, "domain": name, **cells(cell)} for name, cell in result["domains"].items()]
+            groups += result["domains"].items()
+        rows += [{"split": split, "domain": name, **cells(group)} for name, group in groups]
     return rows

@@ -19,8 +19,11 @@ def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
         return 0.0
     if judged.progress.goals is None:
         return _score_without_progress(judged)
+    # The empty plan is carried out in full.
     steps = len(judged.outcome.actions)
-    return (judged.progress.executed_steps or 0) / steps if steps else 1.0
+    if not steps:
+        return 1.0
+    return (judged.progress.executed_steps or 0) / steps
 
 
 def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
@@ -33,13 +36,18 @@ def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
         return 0.0
     if judged.progress.goals is None:
         return _score_without_progress(judged)
+    # Without conditions there is no fraction.
     goals = judged.progress.goals
-    return (judged.progress.goals_reached or 0) / goals if goals else float(judged.progress.executable)
+    if not goals:
+        return float(judged.progress.executable)
+    return (judged.progress.goals_reached or 0) / goals
 
 
 def _score_without_progress(judged: JudgedPrediction) -> float | None:
     """Return 0 where the built-in validator gave up on a plan; None where it does not cover the domain."""
-    return 0.0 if judged.progress.error in VALIDATOR_FAILURES else None
+    if judged.progress.error in VALIDATOR_FAILURES:
+        return 0.0
+    return None
 
 
 OVERLAPS: tuple[str, ...] = ("lcs", "lccs", "lcs_by_reference", "lccs_by_reference")
@@ -65,6 +73,7 @@ def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | N
     """
     if not row.references:
         return dict.fromkeys(OVERLAPS)
+    # The best of each: one reference may share the longest run, and another one the longest subsequence.
     best: dict[str, float] = dict.fromkeys(OVERLAPS, 0.0)
     if not judged.is_readable:
         return best
@@ -99,6 +108,7 @@ def quality(row: JudgedRow, judged: JudgedPrediction, best: float | None) -> flo
 
     Source: the score of the satisficing tracks of the International Planning Competition since 2008.
     """
+    # Also for a plan that is not valid: of such problems the mean would count the failures alone.
     if best is None:
         return None
     if not judged.outcome.verdict.valid:

@@ -1,24 +1,35 @@
 """Read predictions for planning problems, from a model or a file made by anything else, and judge them."""
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
-from jaxppo.planning import PlanVerdict, UnsupportedPddlError, format_action, parse_action, validate_actions
+from jaxppo.planning import (
+    PlanVerdict,
+    UnsupportedPddlError,
+    format_action,
+    parse_action,
+    validate_actions,
+)
 from jaxppo.planning.datasets.rows import Row, reference_plans
 from jaxppo.planning.language.plans import Action, PlanError
-from jaxppo.reward_functions.plan import PlanOutcome, PlanScoring, judge_plans, reference_cost
+from jaxppo.reward_functions.plan import (
+    PlanOutcome,
+    PlanScoring,
+    judge_plans,
+    reference_cost,
+)
 
 _MAX_LISTED = 10
+# What no prompt style reads as a plan. Empty text will not do: it is a plan without steps, valid where the goal holds.
 _UNREADABLE = "("
-"""What no prompt style reads as a plan."""
 
 
 class Prediction(NamedTuple):
@@ -29,12 +40,14 @@ class Prediction(NamedTuple):
         ended: whether it ended at an end-of-sequence token; None where that is not known.
         seed: which run of the model, or which trained model, it is from.
         is_pddl: the text is `(action args)` one after another, whatever the row's prompt style.
+        tokens: sampled for it; None where that is not known, as of plans from a file.
     """
 
     text: str | None
     ended: bool | None = None
     seed: int = 0
     is_pddl: bool = False
+    tokens: int | None = None
 
 
 class JudgedPrediction(NamedTuple):
@@ -81,8 +94,10 @@ class JudgedRow:
     @property
     def optimal_cost(self) -> float | None:
         """Return the row's `optimal_cost`, where it has one and costs mean something."""
+        # A column of the user's data: it may hold anything, and true is an int.
         value = self.row.get("optimal_cost")
-        if not isinstance(value, int | float) or isinstance(value, bool) or self.reference_cost is None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or self.reference_cost is None:
             return None
         return float(value) if value >= 0 else None
 
@@ -112,7 +127,6 @@ def judge_rows(
     for row, row_predictions in pairs:
         flat_rows += [row] * len(row_predictions)
         flat_predictions += row_predictions
-    columns = ("domain_pddl", "problem_pddl", "reference_plan")
     outcomes = judge_plans(
         [_UNREADABLE if prediction.text is None else prediction.text for prediction in flat_predictions],
         scoring,
@@ -120,16 +134,23 @@ def judge_rows(
             "pddl" if prediction.is_pddl else row["prompt_style"]
             for row, prediction in zip(flat_rows, flat_predictions, strict=True)
         ],
-        **{name: [row[name] for row in flat_rows] for name in columns},
+        domain_pddl=[row["domain_pddl"] for row in flat_rows],
+        problem_pddl=[row["problem_pddl"] for row in flat_rows],
+        reference_plan=[row["reference_plan"] for row in flat_rows],
     )
+    # Back into rows, each taking as many as it has given.
     judged = map(_judged, flat_rows, flat_predictions, outcomes)
-    return [JudgedRow(row, tuple(itertools.islice(judged, len(row_predictions)))) for row, row_predictions in pairs]
+    judged_rows = []
+    for row, row_predictions in pairs:
+        judged_rows.append(JudgedRow(row, tuple(islice(judged, len(row_predictions)))))
+    return judged_rows
 
 
 def _judged(row: Row, prediction: Prediction, outcome: PlanOutcome) -> JudgedPrediction:
     """Add how far the plan gets, which VAL does not say."""
     verdict = outcome.verdict
     progress = verdict
+    # The built-in validator's verdicts have it already, and text that is no plan gets nowhere.
     if verdict.error is not PlanError.SYNTAX and verdict.goals is None:
         with suppress(UnsupportedPddlError):
             progress = validate_actions(row["domain_pddl"], row["problem_pddl"], outcome.actions)
@@ -174,6 +195,7 @@ def _read_line(line: str, position: str) -> tuple[str, Prediction]:
     if not isinstance(entry, dict):
         raise DataError(f"{position}: expected a JSON object, got {type(entry).__name__}")
     name = _read_field(entry, "id", str, position)
+    # With both it would be open which of them is judged.
     fields = [field for field in ("plan", "completion") if field in entry]
     if len(fields) != 1:
         raise DataError(f"{position}: expected either 'plan' or 'completion', got {' and '.join(fields) or 'neither'}")
@@ -187,17 +209,27 @@ def _read_line(line: str, position: str) -> tuple[str, Prediction]:
     return name, Prediction(text, ended, seed, is_pddl)
 
 
-def _read_optional(entry: Mapping[str, Any], name: str, kind: type, position: str) -> Any:
+def _read_optional(
+    entry: Mapping[str, Any],
+    name: str,
+    kind: type,
+    position: str,
+) -> Any:
     """Read a field that may be absent or null."""
     return None if entry.get(name) is None else _read_field(entry, name, kind, position)
 
 
-def _read_field(entry: Mapping[str, Any], name: str, kind: type, position: str) -> Any:
+def _read_field(
+    entry: Mapping[str, Any],
+    name: str,
+    kind: type,
+    position: str,
+) -> Any:
     value = entry.get(name)
     # In Python true is an int, in a file it is no number.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        got = "nothing" if name not in entry else f"{value!r:.60}"
-        raise DataError(f"{position}: field '{name}': expected {kind.__name__}, got {got}")
+        description = "nothing" if name not in entry else f"{value!r:.60}"
+        raise DataError(f"{position}: field '{name}': expected {kind.__name__}, got {description}")
     return value
 
 
@@ -252,17 +284,18 @@ def prediction_records(judged: Sequence[JudgedRow]) -> list[dict[str, Any]]:
 
 
 def _record(row: Row, judged: JudgedPrediction) -> dict[str, Any]:
-    prediction, verdict = judged.prediction, judged.outcome.verdict
-    error = None if verdict.error is None else verdict.error.value
+    prediction = judged.prediction
+    verdict = judged.outcome.verdict
     return {
         "id": row["id"],
         "split": row["split"],
         "domain": row["domain"],
+        # The name of the field says how to read the text again.
         "plan" if prediction.is_pddl else "completion": prediction.text,
         "ended": prediction.ended,
         "seed": prediction.seed,
         "valid": verdict.valid,
-        "error": error,
+        "error": None if verdict.error is None else verdict.error.value,
         "failed_step": verdict.failed_step,
         "failed_condition": verdict.failed_condition,
         "actions": [format_action(action) for action in judged.outcome.actions],

@@ -10,38 +10,45 @@ from jaxppo.run.console import Console, ProgressView
 _SHORT_PROMPT = 160
 """Characters of a prompt that a terminal shows whole."""
 _WORTH_CUTTING = 40
-"""Characters at the beginning of all prompts that are left out at least."""
+"""Fewest characters to leave out at the beginning of all prompts: the mark for what is missing costs room, too."""
+_SAMPLES_SHOWN = 3
+"""Samples of an update."""
 
 
 def print_before_and_after(
-    console: Console, split: str, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+    console: Console,
+    split: str,
+    samples_before: Sequence[Mapping[str, Any]],
+    samples_after: Sequence[Mapping[str, Any]],
 ) -> None:
     """Print a table of the samples of a split: completion before and after training, and score."""
-    earlier = {sample["id"]: sample for sample in before}
-    prompts = telling_parts([sample["prompt"] for sample in after])
-    rows = [
-        {
-            "prompt": prompt,
-            "before": earlier[sample["id"]]["completion"],
-            "after": sample["completion"],
-            "score": f"{score_text(earlier[sample['id']]['score'])} -> {score_text(sample['score'])}",
-        }
-        for sample, prompt in zip(after, prompts, strict=True)
-        if sample["id"] in earlier
-    ]
+    before_by_id = {sample["id"]: sample for sample in samples_before}
+    prompts = telling_parts([sample["prompt"] for sample in samples_after])
+    rows = []
+    for sample, prompt in zip(samples_after, prompts, strict=True):
+        # `eval_samples.json` may lack those from before.
+        earlier = before_by_id.get(sample["id"])
+        if earlier is None:
+            continue
+        row = {"prompt": prompt, "before": earlier["completion"], "after": sample["completion"]}
+        rows.append(row | {"score": f"{score_text(earlier['score'])} -> {score_text(sample['score'])}"})
     if rows:
-        console.sample_table(f"{split}, before and after", rows, ["prompt", "before", "after", "score"])
+        columns = ["prompt", "before", "after", "score"]
+        console.sample_table(f"{split}, before and after", rows, columns)
 
 
-def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]], shown: int = 3) -> None:
+def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]]) -> None:
     """Show some samples of an update, with all that is known about their rewards."""
+    # What all prompts of the update have in common is cut, so those that are not shown count, too.
     prompts = telling_parts([sample["prompt"] for sample in samples])
     rows = [
         sample | {"prompt": prompt, "score": score_text(sample["score"])}
-        for sample, prompt in zip(samples[:shown], prompts, strict=False)
+        for sample, prompt in zip(samples[:_SAMPLES_SHOWN], prompts, strict=False)
     ]
-    parts = [name for name in rows[0] if name not in ("step", "id", "prompt", "completion", "score")]
-    progress.samples(f"Samples of update {samples[0]['step']}", rows, ["prompt", "completion", *parts, "score"])
+    other_columns = ("step", "id", "prompt", "completion", "score")
+    reward_parts = [name for name in rows[0] if name not in other_columns]
+    columns = ["prompt", "completion", *reward_parts, "score"]
+    progress.samples(f"Samples of update {samples[0]['step']}", rows, columns)
 
 
 def telling_parts(prompts: Sequence[str]) -> list[str]:
@@ -52,17 +59,25 @@ def telling_parts(prompts: Sequence[str]) -> list[str]:
     longest = max(map(len, prompts), default=0)
     if longest <= _SHORT_PROMPT:
         return list(prompts)
-    # The first and the last in order differ where any two do.
-    pairs = zip(min(prompts), max(prompts), strict=False)
-    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     if len(set(prompts)) == 1:
-        shared = max(0, longest - _SHORT_PROMPT)
-    # Whole words, and nothing is cut to save a few characters.
-    shared = max(prompts[0].rfind(blank, 0, shared) + 1 for blank in (" ", "\n"))
-    return list(prompts) if shared < _WORTH_CUTTING else [f"… {prompt[shared:]}" for prompt in prompts]
+        num_shared = max(0, longest - _SHORT_PROMPT)
+    else:
+        # The first and the last in alphabetical order differ where any two do.
+        pairs = zip(min(prompts), max(prompts), strict=False)
+        num_shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Cut before a whole word.
+    num_cut = max(prompts[0].rfind(blank, 0, num_shared) + 1 for blank in (" ", "\n"))
+    if num_cut < _WORTH_CUTTING:
+        return list(prompts)
+    return [f"… {prompt[num_cut:]}" for prompt in prompts]
 
 
-def print_outcome(console: Console, evals: Mapping[str, Any], samples: Mapping[str, Any], method: str) -> None:
+def print_outcome(
+    console: Console,
+    evals: Mapping[str, Any],
+    samples: Mapping[str, Any],
+    method: str,
+) -> None:
     """Print what training changed on the headline split: answers to the same prompts, then the rate in one line.
 
     Without a split nothing was measured, and nothing is printed.
@@ -76,14 +91,16 @@ def print_outcome(console: Console, evals: Mapping[str, Any], samples: Mapping[s
     split = evals["headline_split"]
     if split is None:
         return
-    before, after = (evals[moment][split] for moment in ("before", "after"))
-    earlier, later = (samples.get(moment, {}).get(split, []) for moment in ("before", "after"))
-    print_before_and_after(console, split, earlier, later)
+    samples_before = samples.get("before", {}).get(split, [])
+    samples_after = samples.get("after", {}).get(split, [])
+    print_before_and_after(console, split, samples_before, samples_after)
     console.stage("Result")
-    title, key = ("valid plans", "validity") if "validity" in after else ("mean reward", "reward")
+    result_before = evals["before"][split]
+    result_after = evals["after"][split]
+    title, key = ("valid plans", "validity") if "validity" in result_after else ("mean reward", "reward")
     console.result(
-        f"{title} on {split}: {interval_text(before[key])} before, {interval_text(after[key])} after {method} "
-        f"(n = {after[key]['n']}, 95 % intervals)"
+        f"{title} on {split}: {interval_text(result_before[key])} before, {interval_text(result_after[key])} after "
+        f"{method} (n = {result_after[key]['n']}, 95 % intervals)"
     )
 
 
@@ -94,13 +111,14 @@ def score_text(score: float | None) -> str:
 
 def summary_line(split: str, result: dict[str, Any]) -> str:
     """Return one line about a split for the terminal."""
+    # Data that are no planning problems have no verdicts.
     if "validity" not in result:
         reward = result["reward"]
         return f"{split}: mean reward {interval_text(reward)} of {reward['n']}, ended {result['ended']['rate']:.1%}"
-    v, e = result["validity"], result["executability"]
+    validity = result["validity"]
     return (
-        f"{split}: valid {interval_text(v)} of {v['n']} ({result['validator']}), "
-        f"executable {e['rate']:.1%}, reward {result['mean_reward']:.3f}"
+        f"{split}: valid {interval_text(validity)} of {validity['n']} ({result['validator']}), "
+        f"executable {result['executability']['rate']:.1%}, reward {result['mean_reward']:.3f}"
     )
 
 

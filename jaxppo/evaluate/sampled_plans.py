@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +10,9 @@ from typing import Any, NamedTuple
 from jaxppo import data
 from jaxppo.config import EvalConfig, SelfTrainConfig
 from jaxppo.data import Row
+from jaxppo.evaluate.decoding import Completion
 from jaxppo.evaluate.evaluator import Evaluator
-from jaxppo.evaluate.predictions import Prediction, judge_rows
+from jaxppo.evaluate.predictions import judge_rows
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
@@ -22,55 +24,85 @@ from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.types import Params
 
 
-class Problem(NamedTuple):
-    """A problem to sample plans for."""
+class ProblemTurn(NamedTuple):
+    """A problem to sample plans for, each turn for new ones."""
 
-    row: int  # of the split
-    turn: int  # how often plans were sampled for it before
+    # Of the split.
+    row: int
+    # How often plans were sampled for it before.
+    turn: int
 
 
 class SampledPlan(NamedTuple):
     """A plan that was sampled and judged; a line of a log."""
 
-    step: int  # part of the log, from 1
-    row: int  # of the split
+    # The part of the log, from 1.
+    step: int
+    # Of the split.
+    row: int
     id: str
     completion: str
     ended: bool
     tokens: int
     valid: bool
     verdict: str
-    actions: list[str]  # "(action args)"
+    # As "(action args)".
+    actions: list[str]
 
-    def shown(self, step: int) -> dict[str, Any]:
+    def as_sample(self, step: int) -> dict[str, Any]:
         """Return the line of a run's `samples.jsonl`."""
-        score = {"score": float(self.valid), "verdict": self.verdict}
-        return {"step": step, "id": self.id, "completion": self.completion} | score
+        sample = {"step": step, "id": self.id, "completion": self.completion}
+        return sample | {"score": float(self.valid), "verdict": self.verdict}
 
 
-def problems_of_round(num_rows: int, seed: int, number: int, count: int) -> list[Problem]:
+def problems_of_round(
+    num_rows: int,
+    seed: int,
+    number: int,
+    count: int,
+) -> list[ProblemTurn]:
     """Return the problems of round `number` (from 1): the next `count` of the endless stream that shuffles all rows."""
     first = (number - 1) * count
     order = data.row_order(num_rows, seed, first, count)
-    return [Problem(int(row), (first + i) // num_rows) for i, row in enumerate(order)]
+    # The stream has every row once before any comes again, so the place in it says how often a row came before.
+    return [ProblemTurn(int(row), place // num_rows) for place, row in enumerate(order, first)]
 
 
 class PlanSampler:
     """Samples plans and has them judged, into a log that a killed process leaves for the next one to go on with.
+
+    The log has whole parts: problems are sampled part by part, and a part is sampled again from its beginning where
+    the process was killed in it. So the plans of a log are those that an uninterrupted process would have written.
 
     Args:
         evaluator: has the rows, and samples as its settings say.
         split: name of the rows.
         num_generations: plans for each problem.
         scoring: who judges.
-        part: problems sampled for at once.
+        part_size: problems sampled for at once.
     """
 
-    def __init__(self, evaluator: Evaluator, split: str, num_generations: int, scoring: PlanScoring, part: int):
-        self._evaluator, self._split, self._copies = evaluator, split, num_generations
-        self._scoring, self._part = scoring, part
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        split: str,
+        num_generations: int,
+        scoring: PlanScoring,
+        part_size: int,
+    ):
+        self._evaluator = evaluator
+        self._split = split
+        self._num_generations = num_generations
+        self._scoring = scoring
+        self._part_size = part_size
 
-    def sample(self, params: Params, problems: Sequence[Problem], path: Path, console: Console) -> dict[str, float]:
+    def sample(
+        self,
+        params: Params,
+        problems: Sequence[ProblemTurn],
+        path: Path,
+        console: Console,
+    ) -> dict[str, float]:
         """Sample what a log does not hold yet.
 
         Args:
@@ -82,58 +114,87 @@ class PlanSampler:
         Returns:
             Seconds of sampling and of judging.
         """
-        parts = list(data.chunks(problems, self._part))
-        done = _parts_done([plan.step for plan in read_plans(path)], [len(part) * self._copies for part in parts])
-        seconds = {"time/rollout_s": 0.0, "time/reward_s": 0.0}
+        parts = list(data.chunks(problems, self._part_size))
+        num_done = self._num_parts_done(path, parts)
+        sampling_s = 0.0
+        judging_s = 0.0
         with (
             JsonlLog(path, enabled=processes.is_first()) as log,
-            console.progress(len(parts), "Sampling", done, unit="part") as progress,
+            console.progress(len(parts), "Sampling", num_done, unit="part") as progress,
         ):
-            log.truncate_after(done)
-            for step, part in enumerate(parts[done:], done + 1):
-                began = time.monotonic()
-                drawn = self._drawn(params, part)
-                between = time.monotonic()
-                plans = self._judged(step, part, drawn)
+            # The lines of a part that was not finished go: it is sampled again.
+            log.truncate_after(num_done)
+            for step, part in enumerate(parts[num_done:], num_done + 1):
+                start = time.monotonic()
+                completions = self._complete(params, part)
+                sampled = time.monotonic()
+                plans = self._judge(step, part, completions)
                 for plan in plans:
                     log.append(plan._asdict())
-                seconds["time/rollout_s"] += between - began
-                seconds["time/reward_s"] += time.monotonic() - between
+                sampling_s += sampled - start
+                judging_s += time.monotonic() - sampled
                 progress.update(step, valid=sum(plan.valid for plan in plans) / len(plans))
-        return seconds
+        return {"time/rollout_s": sampling_s, "time/reward_s": judging_s}
 
-    def _drawn(self, params: Params, part: Sequence[Problem]) -> list[list[Any]]:
+    def _num_parts_done(self, path: Path, parts: Sequence[Sequence[ProblemTurn]]) -> int:
+        """Return how many parts of a log are whole, from the first on."""
+        counts = Counter(plan.step for plan in read_plans(path))
+        for step, part in enumerate(parts, 1):
+            if counts[step] != len(part) * self._num_generations:
+                return step - 1
+        return len(parts)
+
+    def _complete(self, params: Params, part: Sequence[ProblemTurn]) -> list[Sequence[Completion]]:
         """Return the completions of each problem."""
-        completions: list[list[Any]] = []
-        for turn, group in itertools.groupby(part, lambda problem: problem.turn):
-            rows, first = [problem.row for problem in group], turn * self._copies
-            numbers = range(first, first + self._copies)
-            drawn = [self._evaluator.complete(params, self._split, number, rows) for number in numbers]
-            completions += map(list, zip(*drawn, strict=True))
+        completions: list[Sequence[Completion]] = []
+        # A part may lie over the end of a pass over the rows; what is on each side is of another turn.
+        for turn, problems in itertools.groupby(part, lambda problem: problem.turn):
+            rows = [problem.row for problem in problems]
+            # Sample numbers go on from turn to turn, so no turn repeats a plan's random numbers.
+            first = turn * self._num_generations
+            samples = [
+                self._evaluator.complete(params, self._split, number, rows)
+                for number in range(first, first + self._num_generations)
+            ]
+            completions += zip(*samples, strict=True)
         return completions
 
-    def _judged(self, step: int, part: Sequence[Problem], drawn: Sequence[Sequence[Any]]) -> list[SampledPlan]:
+    def _judge(
+        self,
+        step: int,
+        part: Sequence[ProblemTurn],
+        completions: Sequence[Sequence[Completion]],
+    ) -> list[SampledPlan]:
         rows = [self._evaluator.rows[self._split][problem.row] for problem in part]
-        judged = judge_rows(rows, [[Prediction(one.text, one.ended) for one in ones] for ones in drawn], self._scoring)
-        return [
-            SampledPlan(
-                step=step,
-                row=problem.row,
-                id=row.row["id"],
-                completion=completion.text,
-                ended=completion.ended,
-                tokens=len(completion.ids),
-                valid=prediction.outcome.verdict.valid,
-                verdict=describe(prediction.outcome.verdict),
-                actions=[format_action(action) for action in prediction.outcome.actions],
-            )
-            for problem, row, ones in zip(part, judged, drawn, strict=True)
-            for prediction, completion in zip(row.predictions, ones, strict=True)
-        ]
+        predictions = []
+        for row_completions in completions:
+            predictions.append([completion.as_prediction() for completion in row_completions])
+        judged_rows = judge_rows(rows, predictions, self._scoring)
+        plans = []
+        for problem, judged_row, row_completions in zip(part, judged_rows, completions, strict=True):
+            for judged, completion in zip(judged_row.predictions, row_completions, strict=True):
+                verdict = judged.outcome.verdict
+                plan = SampledPlan(
+                    step=step,
+                    row=problem.row,
+                    id=judged_row.row["id"],
+                    completion=completion.text,
+                    ended=completion.ended,
+                    tokens=len(completion.ids),
+                    valid=verdict.valid,
+                    verdict=describe(verdict),
+                    actions=[format_action(action) for action in judged.outcome.actions],
+                )
+                plans.append(plan)
+        return plans
 
 
 def make_plan_sampler(
-    config: SelfTrainConfig, model: ModelConfig, tokenizer: Any, parallel: DataParallel, rows: list[Row]
+    config: SelfTrainConfig,
+    model: ModelConfig,
+    tokenizer: Any,
+    parallel: DataParallel,
+    rows: list[Row],
 ) -> PlanSampler:
     """Make the sampler that a configuration asks for.
 
@@ -144,23 +205,34 @@ def make_plan_sampler(
         parallel: devices.
         rows: of `train_split`, none of them overlong.
     """
-    as_evaluation = EvalConfig(
+    # Plans are sampled as training samples, which an evaluator finds in the settings of an evaluation.
+    evaluation = EvalConfig(
         eval_validator=config.evaluation.eval_validator,
         eval_temperature=config.sampling.temperature,
         eval_top_k=config.sampling.top_k,
         eval_top_p=config.sampling.top_p,
         eval_batch_size=config.sample_batch_size,
     )
-    settings = (config.data, as_evaluation, config.reward, config.sampling, config.run.seed)
-    split, scoring = config.data.train_split, plan_scoring(config.reward, config.validator)
-    evaluator = Evaluator(model, tokenizer, parallel, *settings, rows={split: rows})
-    return PlanSampler(evaluator, split, config.num_generations, scoring, config.sample_batch_size)
-
-
-def _parts_done(steps: Sequence[int], sizes: Sequence[int]) -> int:
-    """Return how many parts of a log are whole, from the first on."""
-    there = [steps.count(step) for step in range(1, len(sizes) + 1)]
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(there, sizes, strict=True)))
+    split = config.data.train_split
+    evaluator = Evaluator(
+        model,
+        tokenizer,
+        parallel,
+        config.data,
+        evaluation,
+        config.reward,
+        config.sampling,
+        config.run.seed,
+        rows={split: rows},
+    )
+    scoring = plan_scoring(config.reward, config.validator)
+    return PlanSampler(
+        evaluator,
+        split,
+        config.num_generations,
+        scoring,
+        config.sample_batch_size,
+    )
 
 
 def read_plans(path: Path) -> list[SampledPlan]:
@@ -169,29 +241,36 @@ def read_plans(path: Path) -> list[SampledPlan]:
     Raises:
         DataError: a line is not a JSON object.
     """
-    read = lambda: [SampledPlan(**record) for record in read_metrics(path)] if path.exists() else []  # noqa: E731
+
+    def read() -> list[SampledPlan]:
+        return [SampledPlan(**record) for record in read_metrics(path)] if path.exists() else []
+
+    # Other processes may not see the file yet: all must agree on which parts are done.
     return processes.on_first(read)
 
 
-def select_plans(plans: Sequence[SampledPlan], most: int) -> list[SampledPlan]:
-    """Keep of each problem its shortest valid plans, all different, at most `most`.
+def select_plans(plans: Sequence[SampledPlan], max_plans: int) -> list[SampledPlan]:
+    """Keep of each problem its shortest valid plans, all different, at most `max_plans`.
 
     Two plans are the same where their actions are; the first one sampled stands for both. Plans of one length come in
     the order in which they were sampled, problems in the order of their rows.
     """
+    # {row: {actions: plan}}; a dictionary keeps the first plan of equal ones, and their order.
     distinct: dict[int, dict[tuple[str, ...], SampledPlan]] = {}
     for plan in plans:
         if plan.valid:
             distinct.setdefault(plan.row, {}).setdefault(tuple(plan.actions), plan)
-    kept: list[SampledPlan] = []
-    for _, of_problem in sorted(distinct.items()):
-        kept += sorted(of_problem.values(), key=lambda plan: len(plan.actions))[:most]
-    return kept
+    selected: list[SampledPlan] = []
+    for _, plans_of_row in sorted(distinct.items()):
+        # The sort is stable: plans of one length stay in the order in which they were sampled.
+        selected += sorted(plans_of_row.values(), key=lambda plan: len(plan.actions))[:max_plans]
+    return selected
 
 
 def sample_metrics(plans: Sequence[SampledPlan]) -> dict[str, float]:
     """Return what the record of a round says about its sampled plans."""
-    valid, tokens = [plan for plan in plans if plan.valid], sum(plan.tokens for plan in plans)
+    valid = [plan for plan in plans if plan.valid]
+    tokens = sum(plan.tokens for plan in plans)
     return {
         "self_train/valid": len(valid) / len(plans),
         "self_train/solved": len({plan.row for plan in valid}) / len({plan.row for plan in plans}),
@@ -204,5 +283,9 @@ def sample_metrics(plans: Sequence[SampledPlan]) -> dict[str, float]:
 
 def as_reference(row: Row, plan: SampledPlan) -> Row:
     """Return the row of a problem with a sampled plan in the place of its reference plan."""
-    own = {"completion": plan.completion, "reference_plan": plan.actions, "plan_length": len(plan.actions)}
-    return row | own | {"planner": "self-training"}
+    return row | {
+        "completion": plan.completion,
+        "reference_plan": plan.actions,
+        "plan_length": len(plan.actions),
+        "planner": "self-training",
+    }

@@ -92,9 +92,7 @@ class Checkpoints:
         """Updates done at the checkpoint with the best value of the metric, or None."""
         return self._policy.best(self.steps)
 
-    def save(
-        self, step: int, state: TrainState, meta: dict[str, Any], host: HostState = EMPTY_HOST_STATE
-    ) -> None:
+    def save(self, step: int, state: TrainState, meta: dict[str, Any], host: HostState = EMPTY_HOST_STATE) -> None:
         """Begin to write a checkpoint; a process killed half-way leaves the earlier ones untouched.
 
         The arrays are copied before this returns, so an update may take over the memory of `state`.

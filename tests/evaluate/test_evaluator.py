@@ -256,7 +256,7 @@ def answers_to(texts, scores):
 
 
 def test_samples_of_the_first_rows_are_shown_before_and_after_side_by_side():
-    before = samples_of(answers_to(["dull", "weak", "left out"], [-1.0, None, 0.5]), [], most=2)
+    before = samples_of(answers_to(["dull", "weak", "left out"], [-1.0, None, 0.5]), [], max_rows=2)
     assert before == [
         {"id": "0", "prompt": "prompt 0", "completion": "dull", "score": -1.0},
         {"id": "1", "prompt": "prompt 1", "completion": "weak", "score": None},

@@ -30,7 +30,7 @@ class Planner:
     def __init__(self, answers):
         self.answers, self.asked = answers, []
 
-    def make_room(self, longest):
+    def fit_prompts(self, longest):
         assert longest <= MOST
 
     def __call__(self, params, encoded, uniforms):

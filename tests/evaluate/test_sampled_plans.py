@@ -8,7 +8,7 @@ import pytest
 from jaxppo.data.rows import check_row
 from jaxppo.evaluate import sampled_plans
 from jaxppo.evaluate.decoding import Completion
-from jaxppo.evaluate.sampled_plans import PlanSampler, Problem, SampledPlan, as_reference, read_plans, select_plans
+from jaxppo.evaluate.sampled_plans import PlanSampler, ProblemTurn, SampledPlan, as_reference, read_plans, select_plans
 from jaxppo.planning.datasets.rows import checked_row
 from jaxppo.reward_functions.plan import PlanScoring
 from jaxppo.run.console import Console
@@ -99,7 +99,7 @@ class Lamps:
         return [Completion(TEXTS[i], True, [0] * int(i + 1)) for i in number]
 
 
-PROBLEMS = [Problem(3, 0), Problem(1, 0), Problem(0, 1), Problem(3, 1), Problem(2, 1)]
+PROBLEMS = [ProblemTurn(3, 0), ProblemTurn(1, 0), ProblemTurn(0, 1), ProblemTurn(3, 1), ProblemTurn(2, 1)]
 
 
 def plans_of(path, evaluator, part=2, problems=PROBLEMS):

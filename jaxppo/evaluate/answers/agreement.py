@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from jaxppo.evaluate.answers.judging import Judged, ask_val
+from jaxppo.evaluate.answers.judging import Judgement, ask_val
+from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.planning import PlanVerdict, find_val
 from jaxppo.planning.answers.extraction import RULES
 from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_plan_text
@@ -27,7 +28,7 @@ class Reason(StrEnum):
     OTHER = "differs"
 
 
-def agreement(judged: Sequence[Judged]) -> dict[str, Any]:
+def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
     """Compare every verdict with the recorded one, where there is one.
 
     VAL is asked about differences that nothing else explains, where it is installed.
@@ -37,124 +38,170 @@ def agreement(judged: Sequence[Judged]) -> dict[str, Any]:
         "disagreements", each with its file, the two verdicts and the reason, and "table", with the counts by task,
         domain, model and kind of prompt.
     """
-    compared = [one for one in judged if one.answer.recorded is not None and one.correct is not None]
-    different = [one for one in compared if one.correct != one.answer.recorded]
-    explained = [(one, _reason(one)) for one in different]
-    open_cases = [one for one, reason in explained if reason is None]
+    # Some records have no verdict; of some tasks nothing here can tell whether an answer is right.
+    compared = []
+    for judgement in judgements:
+        if judgement.answer.recorded is not None and judgement.correct is not None:
+            compared.append(judgement)
+    different = [judgement for judgement in compared if judgement.correct != judgement.answer.recorded]
     has_val = find_val() is not None
-    asked = {id(one): one if one.val else again for one, again in _with_val(open_cases, has_val)}
-    reasons = [reason or _after_val(asked[id(one)]) for one, reason in explained]
+    reasons = _explain(different, has_val)
     counts = Counter(reasons)
     return {
         "compared": len(compared),
         "equal": len(compared) - len(different),
         "reasons": {str(reason): counts[reason] for reason in Reason},
         "val": has_val,
-        "disagreements": [_record(one, reason) for one, reason in zip(different, reasons, strict=True)],
+        "disagreements": [_disagreement(*pair) for pair in zip(different, reasons, strict=True)],
         "table": _table(compared),
     }
 
 
-def _table(compared: Sequence[Judged]) -> list[dict[str, Any]]:
+def _disagreement(judgement: Judgement, reason: Reason) -> dict[str, Any]:
+    return judgement.origin | {
+        "recorded": judgement.answer.recorded,
+        "verdict": describe(judgement.verdict),
+        "reason": str(reason),
+    }
+
+
+def _table(compared: Sequence[Judgement]) -> list[dict[str, Any]]:
     """Count what is recorded and what is judged correct, for each task, domain, model and kind of prompt."""
-    groups: dict[tuple[str, ...], list[Judged]] = {}
-    for one in compared:
-        answer = one.answer
-        groups.setdefault((answer.task, one.task.domain, answer.model, answer.prompt), []).append(one)
-    return [
-        {
-            **dict(zip(("task", "domain", "model", "prompt"), names, strict=True)),
+    groups = grouped(
+        compared,
+        lambda judgement: (
+            judgement.answer.task,
+            judgement.task.domain,
+            judgement.answer.model,
+            judgement.answer.prompt,
+        ),
+    )
+    rows = []
+    for (task, domain, model, prompt), group in sorted(groups.items()):
+        row = {
+            "task": task,
+            "domain": domain,
+            "model": model,
+            "prompt": prompt,
             "answers": len(group),
-            "recorded": sum(one.answer.recorded is True for one in group),
-            "judged": sum(one.correct is True for one in group),
-            "equal": sum(one.correct == one.answer.recorded for one in group),
+            "recorded": sum(judgement.answer.recorded is True for judgement in group),
+            "judged": sum(judgement.correct is True for judgement in group),
+            "equal": sum(judgement.correct == judgement.answer.recorded for judgement in group),
         }
-        for names, group in sorted(groups.items())
-    ]
+        rows.append(row)
+    return rows
 
 
-def _with_val(cases: Sequence[Judged], has_val: bool) -> list[tuple[Judged, Judged]]:
-    return list(zip(cases, ask_val(cases) if has_val and cases else cases, strict=True))
+def _explain(different: Sequence[Judgement], has_val: bool) -> list[Reason]:
+    """Find the reason of each difference; VAL, which takes a process for a plan, is asked about the rest in one go."""
+    reasons = list(map(_reason, different))
+    unexplained = [judgement for judgement, reason in zip(different, reasons, strict=True) if reason is None]
+    if has_val and unexplained:
+        unexplained = ask_val(unexplained)
+    reasons_by_val = map(_reason_by_val, unexplained)
+    return [next(reasons_by_val) if reason is None else reason for reason in reasons]
 
 
-def _reason(one: Judged) -> Reason | None:
-    recorded, error = one.answer.recorded, one.verdict.error
-    is_around = one.by_rule[0].error is PlanError.SYNTAX
-    if is_around and any(verdict.valid == recorded for verdict in _others(one)):
+def _reason(judgement: Judgement) -> Reason | None:
+    recorded = judgement.answer.recorded
+    error = judgement.verdict.error
+    has_text_around = judgement.verdicts_by_rule[0].error is PlanError.SYNTAX
+    possible_verdicts = [verdict.valid for verdict in _possible_verdicts(judgement)]
+    if has_text_around and recorded in possible_verdicts:
         return Reason.AROUND
-    if error is PlanError.WRONG_ARITY and recorded and _is_valid_without_surplus(one):
+    # VAL passes over surplus arguments of untyped actions, so a record made with it calls such plans valid.
+    if error is PlanError.WRONG_ARITY and recorded and _is_valid_without_surplus(judgement):
         return Reason.SURPLUS
-    if error is PlanError.UNKNOWN_ACTION and _is_foreign(one, one.plan):
-        reference = parse_plan_text(one.answer.reference)
-        if not reference.actions or _is_foreign(one, reference):
+    # The names of an obfuscated domain come from a mapping, which is another one if the reference is foreign, too.
+    if error is PlanError.UNKNOWN_ACTION and _is_foreign(judgement, judgement.plan):
+        reference = parse_plan_text(judgement.answer.reference)
+        if not reference.actions or _is_foreign(judgement, reference):
             return Reason.MAPPING
     return None
 
 
-def _others(one: Judged) -> list[PlanVerdict]:
+def _possible_verdicts(judgement: Judgement) -> list[PlanVerdict]:
     """List the verdicts that the recorded one may be: on the whole text, and on what each rule cuts out of it.
 
     Where the file has a plan that was cut out, it is not the whole text that was judged.
     """
-    cut = [verdict for verdict in one.by_rule[1:] if verdict.error is not PlanError.SYNTAX]
-    return cut if one.answer.extracted is not None else [one.by_rule[0], *cut]
+    verdict_on_whole, *verdicts_on_parts = judgement.verdicts_by_rule
+    verdicts = [verdict for verdict in verdicts_on_parts if verdict.error is not PlanError.SYNTAX]
+    if judgement.answer.extracted is None:
+        verdicts.append(verdict_on_whole)
+    return verdicts
 
 
-def _is_valid_without_surplus(one: Judged) -> bool:
-    problem = one.task.problem
+def _is_valid_without_surplus(judgement: Judgement) -> bool:
+    problem = judgement.task.problem
     if problem is None:
         return False
-    actions = problem.domain.actions
-    counts = {name: len(action.parameters) for name, action in actions.items()}
-    plan = [action[: 1 + counts[action[0]]] if action[0] in counts else action for action in one.plan.actions]
+    plan = []
+    for name, *arguments in judgement.plan.actions:
+        if name in problem.domain.actions:
+            arguments = arguments[: len(problem.domain.actions[name].parameters)]
+        plan.append((name, *arguments))
     return execute(problem, plan).valid
 
 
-def _is_foreign(one: Judged, plan: ParsedPlan) -> bool:
-    problem = one.task.problem
-    return problem is not None and not any(action[0] in problem.domain.actions for action in plan.actions)
+def _is_foreign(judgement: Judgement, plan: ParsedPlan) -> bool:
+    problem = judgement.task.problem
+    if problem is None:
+        return False
+    names = {name for name, *_ in plan.actions}
+    return names.isdisjoint(problem.domain.actions)
 
 
-def _after_val(one: Judged) -> Reason:
-    agrees = one.val is not None and one.val.valid == one.verdict.valid and one.plan.error is None
-    same = one.answer.extracted is None or parse_plan_text(one.answer.extracted).actions == one.plan.actions
-    return Reason.RECORD if agrees and same else Reason.OTHER
+def _reason_by_val(judgement: Judgement) -> Reason:
+    plan = judgement.plan
+    val = judgement.val
+    # A record that VAL contradicts together with the verdict here is wrong, or about something else.
+    if val is None or val.valid != judgement.verdict.valid or plan.error is not None:
+        return Reason.OTHER
+    # Where somebody else cut another plan out of the answer, the record is about that one.
+    extracted = judgement.answer.extracted
+    is_same_plan = extracted is None or parse_plan_text(extracted).actions == plan.actions
+    return Reason.RECORD if is_same_plan else Reason.OTHER
 
 
-def _record(one: Judged, reason: Reason) -> dict[str, Any]:
-    told = {"recorded": one.answer.recorded, "verdict": describe(one.verdict), "reason": str(reason)}
-    return one.named | told
-
-
-def second_opinions(judged: Sequence[Judged]) -> dict[str, Any]:
+def second_opinions(judgements: Sequence[Judgement]) -> dict[str, Any]:
     """Count the plans that VAL was asked about, and list those of which it says something else."""
-    asked = [one for one in judged if one.val is not None]
-    others = [one for one in asked if one.val is not None and one.val.valid != one.verdict.valid]
-    differences = [
-        {"source": one.answer.source, "verdict": describe(one.verdict), "val": describe(one.val)}
-        for one in others
-        if one.val is not None
-    ]
-    return {"asked": len(asked), "equal": len(asked) - len(others), "differences": differences}
+    num_asked = 0
+    differences = []
+    for judgement in judgements:
+        if judgement.val is None:
+            continue
+        num_asked += 1
+        if judgement.val.valid != judgement.verdict.valid:
+            verdicts = {"verdict": describe(judgement.verdict), "val": describe(judgement.val)}
+            differences.append({"source": judgement.answer.source, **verdicts})
+    return {"asked": num_asked, "equal": num_asked - len(differences), "differences": differences}
 
 
-def saved_by_rule(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
+def saved_by_rule(judgements: Sequence[Judgement]) -> dict[str, dict[str, int]]:
     """Count for each rule the answers that it reads, those that are valid, and those that strict reading loses."""
-    return {
-        rule: {
-            "readable": sum(one.by_rule[place].error is not PlanError.SYNTAX for one in judged),
-            "valid": sum(one.by_rule[place].valid for one in judged),
-            "saved": sum(one.by_rule[place].valid and not one.by_rule[0].valid for one in judged),
+    lost_by_strict = [judgement for judgement in judgements if not judgement.verdicts_by_rule[0].valid]
+    counts = {}
+    for place, rule in enumerate(RULES):
+        verdicts = [judgement.verdicts_by_rule[place] for judgement in judgements]
+        counts[rule] = {
+            "readable": sum(verdict.error is not PlanError.SYNTAX for verdict in verdicts),
+            "valid": sum(verdict.valid for verdict in verdicts),
+            "saved": sum(judgement.verdicts_by_rule[place].valid for judgement in lost_by_strict),
         }
-        for place, rule in enumerate(RULES)
-    }
+    return counts
 
 
-def extracted_alike(judged: Sequence[Judged]) -> dict[str, int]:
+def extracted_alike(judgements: Sequence[Judgement]) -> dict[str, int]:
     """Compare what was read with the plan that the file has cut out of the same answer (`extracted_llm_plan`)."""
-    known = [(one, parse_plan_text(one.answer.extracted)) for one in judged if one.answer.extracted is not None]
-    readable = [(one, plan) for one, plan in known if plan.error is None]
-    return {
-        "compared": len(readable),
-        "equal": sum(one.plan.error is None and one.plan.actions == plan.actions for one, plan in readable),
-    }
+    num_compared = 0
+    num_equal = 0
+    for judgement in judgements:
+        if judgement.answer.extracted is None:
+            continue
+        extracted = parse_plan_text(judgement.answer.extracted)
+        # Where the file itself found no plan there is nothing to compare.
+        if extracted.error is None:
+            num_compared += 1
+            num_equal += judgement.plan.error is None and judgement.plan.actions == extracted.actions
+    return {"compared": num_compared, "equal": num_equal}

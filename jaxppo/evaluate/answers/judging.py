@@ -1,24 +1,42 @@
 """Judge answers: each is read by every rule, and each different plan for a problem is judged once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
+from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
-from jaxppo.planning import PlanVerdict, UnsupportedPddlError, find_val, run_val_many, validate_plan
-from jaxppo.planning.answers.answer import OPTIMALITY, VERIFICATION, PlanAnswer, UnusableAnswer
+from jaxppo.planning import (
+    PlanVerdict,
+    UnsupportedPddlError,
+    find_val,
+    run_val_many,
+    validate_plan,
+)
+from jaxppo.planning.answers.answer import (
+    OPTIMALITY,
+    VERIFICATION,
+    PlanAnswer,
+    UnusableAnswer,
+)
 from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
 from jaxppo.planning.answers.problems import Problems, Task
-from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError, parse_action
+from jaxppo.planning.language.plans import (
+    Action,
+    ParsedPlan,
+    PlanError,
+    parse_action,
+)
 from jaxppo.planning.language.temporal import parse_plan_for
 from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import PlanOutcome
 
-Plan = tuple[Action, ...]
+_Case = tuple[int, tuple[Action, ...]]
+"""What decides a verdict: the `id` of the task, and the plan."""
 
 
-class Judged(NamedTuple):
+class Judgement(NamedTuple):
     """An answer with its problem and its verdict.
 
     Attributes:
@@ -26,7 +44,7 @@ class Judged(NamedTuple):
         task: its problem.
         plan: what was read by the rule that was asked for.
         verdict: on that plan.
-        by_rule: the verdict on what each rule reads.
+        verdicts_by_rule: on what each rule reads, in the order of `RULES`.
         val: what VAL says of the plan; None where it was not asked.
         reference_cost: what the reference plan costs; None where there is no valid one, or it does not matter.
     """
@@ -35,7 +53,7 @@ class Judged(NamedTuple):
     task: Task
     plan: ParsedPlan
     verdict: PlanVerdict
-    by_rule: tuple[PlanVerdict, ...]
+    verdicts_by_rule: tuple[PlanVerdict, ...]
     val: PlanVerdict | None = None
     reference_cost: float | None = None
 
@@ -43,11 +61,14 @@ class Judged(NamedTuple):
     def correct(self) -> bool | None:
         """Whether the answer is what was asked for, as records judge it; None where nothing here can tell.
 
-        A valid plan; of an optimality one that costs no more than the reference; of a verification a true claim.
+        A valid plan; of an optimality task one that costs no more than the reference; of a verification a true claim.
         """
         verdict = self.verdict
+        # The plan was part of the prompt, and the answer is a claim about it.
         if self.answer.task == VERIFICATION:
-            return None if verdict.error is PlanError.SYNTAX else verdict.valid is self.answer.claim
+            if verdict.error is PlanError.SYNTAX:
+                return None
+            return verdict.valid is self.answer.claim
         if self.answer.task == OPTIMALITY and verdict.valid:
             if self.reference_cost is None or verdict.cost is None:
                 return None
@@ -55,15 +76,29 @@ class Judged(NamedTuple):
         return verdict.valid
 
     @property
-    def named(self) -> dict[str, str]:
+    def origin(self) -> dict[str, str]:
         """Return where the answer is from, and to what it is, as records of it begin."""
-        answer = self.answer
-        place = {"source": answer.source, "model": answer.model, "domain": self.task.domain, "prompt": answer.prompt}
-        return place | {"problem": self.task.id}
+        return {
+            "source": self.answer.source,
+            "model": self.answer.model,
+            "domain": self.task.domain,
+            "prompt": self.answer.prompt,
+            "problem": self.task.id,
+        }
+
+
+class _Reading(NamedTuple):
+    """What a rule reads in a text."""
+
+    plan: ParsedPlan
+    verdict: PlanVerdict
 
 
 class AnswerJudge:
     """Judges answers to any problems.
+
+    Models repeat themselves: texts and plans are cached by problem, so that thousands of recorded answers take the time
+    of the different ones.
 
     Args:
         problems: where the problems are.
@@ -71,132 +106,172 @@ class AnswerJudge:
     """
 
     def __init__(self, problems: Problems, rule: Rule = "strict"):
-        self._problems, self._rule = problems, RULES.index(rule)
-        self._verdicts: dict[tuple[int, Plan], PlanVerdict] = {}
-        self._read: dict[tuple[int, str], list[tuple[ParsedPlan, PlanVerdict]]] = {}
+        self._problems = problems
+        self._rule = RULES.index(rule)
+        self._verdicts: dict[_Case, PlanVerdict] = {}
+        self._readings_by_text: dict[tuple[int, str], list[_Reading]] = {}
 
-    def __call__(self, answers: Iterable[PlanAnswer | UnusableAnswer]) -> tuple[list[Judged], list[UnusableAnswer]]:
+    def __call__(self, answers: Iterable[PlanAnswer | UnusableAnswer]) -> tuple[list[Judgement], list[UnusableAnswer]]:
         """Judge answers; those that cannot be judged are lines with the reason."""
-        judged: list[Judged] = []
+        judgements: list[Judgement] = []
         unread: list[UnusableAnswer] = []
         for answer in answers:
             if isinstance(answer, UnusableAnswer):
                 unread.append(answer)
                 continue
+            # One file that cannot be judged costs no other its verdict.
             try:
-                judged.append(self._judge(answer))
+                judgements.append(self._judge(answer))
             except (DataError, PddlError, ValidatorError) as error:
                 unread.append(UnusableAnswer.from_error(answer.source, error))
-        return judged, unread
+        return judgements, unread
 
-    def _judge(self, answer: PlanAnswer) -> Judged:
+    def _judge(self, answer: PlanAnswer) -> Judgement:
         task = self._problems.find(answer)
-        key = (id(task), answer.text or "")
-        if answer.text is None:
-            missing = ParsedPlan((), PlanError.SYNTAX, 1)
-            readings = [(missing, _refused(missing))] * len(RULES)
-        elif key in self._read:
-            readings = self._read[key]
-        else:
-            readings = self._read[key] = self._readings(task, answer.text)
+        readings = self._readings(task, answer.text)
         # The plan of a verification is part of the prompt: it is read strictly, whatever the rule for answers is.
-        rule = 0 if answer.task == VERIFICATION else self._rule
-        judged = Judged(answer, task, *readings[rule], tuple(verdict for _, verdict in readings))
-        if answer.task == OPTIMALITY and answer.reference and task.problem is not None:
-            reference = self._problems.reference(task, answer.reference)
-            if reference:
-                plan = tuple(map(parse_action, reference))
-                return judged._replace(reference_cost=self._verdict(task, ParsedPlan(plan)).cost)
-        return judged
+        reading = readings[0 if answer.task == VERIFICATION else self._rule]
+        verdicts_by_rule = tuple(reading.verdict for reading in readings)
+        return Judgement(
+            answer,
+            task,
+            reading.plan,
+            reading.verdict,
+            verdicts_by_rule,
+            reference_cost=self._reference_cost(answer, task),
+        )
 
-    def _readings(self, task: Task, text: str) -> list[tuple[ParsedPlan, PlanVerdict]]:
-        """Read and judge a text by every rule; all are the strict one where that reads it."""
-        if len(text) > MOST_CHARACTERS:
-            too_long = ParsedPlan((), PlanError.SYNTAX, 1)
-            return [(too_long, _refused(too_long))] * len(RULES)
+    def _reference_cost(self, answer: PlanAnswer, task: Task) -> float | None:
+        if answer.task != OPTIMALITY or not answer.reference or task.problem is None:
+            return None
+        reference = self._problems.reference(task, answer.reference)
+        if not reference:
+            return None
+        return self._verdict(task, ParsedPlan(tuple(map(parse_action, reference)))).cost
+
+    def _readings(self, task: Task, text: str | None) -> list[_Reading]:
+        """Read and judge a text by every rule, in the order of `RULES`."""
+        # No answer is a failure, and so is one that is too long to be looked at.
+        if text is None or len(text) > MOST_CHARACTERS:
+            unreadable = ParsedPlan((), PlanError.SYNTAX, 1)
+            return [_Reading(unreadable, _refused(unreadable))] * len(RULES)
+        key = (id(task), text)
+        if key not in self._readings_by_text:
+            self._readings_by_text[key] = self._read(task, text)
+        return self._readings_by_text[key]
+
+    def _read(self, task: Task, text: str) -> list[_Reading]:
         if task.problem is None:
+            # VAL reads the text itself, as nothing here knows the notation of such plans.
             verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
             error = verdict.error if verdict.error is PlanError.SYNTAX else None
             steps = parse_plan_for(task.domain_pddl, task.problem_pddl, text).actions
-            return [(ParsedPlan(steps, error), verdict)] * len(RULES)
+            return [_Reading(ParsedPlan(steps, error), verdict)] * len(RULES)
         strict = task.reader.read(text, "strict")
+        # A text that is a plan as a whole has nothing to be cut out of.
         if strict.error is None:
-            return [(strict, self._verdict(task, strict))] * len(RULES)
-        plans = [strict, *(task.reader.read(text, rule) for rule in RULES[1:])]
-        return [(plan, self._verdict(task, plan)) for plan in plans]
+            return [_Reading(strict, self._verdict(task, strict))] * len(RULES)
+        plans = [strict]
+        for rule in RULES[1:]:
+            plans.append(task.reader.read(text, rule))
+        return [_Reading(plan, self._verdict(task, plan)) for plan in plans]
 
     def _verdict(self, task: Task, plan: ParsedPlan) -> PlanVerdict:
         if plan.error is not None or task.problem is None:
             return _refused(plan)
-        key = (id(task), plan.actions)
-        if key not in self._verdicts:
+        case = (id(task), plan.actions)
+        if case not in self._verdicts:
+            # Some problems turn out to be beyond the built-in validator only in a step of a plan.
             try:
-                self._verdicts[key] = execute(task.problem, plan.actions)
+                self._verdicts[case] = execute(task.problem, plan.actions)
             except UnsupportedPddlError:
                 if find_val() is None:
                     raise
-                (self._verdicts[key],) = run_val_many([(task.domain_pddl, task.problem_pddl, plan.actions)])
-        return self._verdicts[key]
+                question = (task.domain_pddl, task.problem_pddl, plan.actions)
+                [self._verdicts[case]] = run_val_many([question])
+        return self._verdicts[case]
 
 
 def _refused(plan: ParsedPlan) -> PlanVerdict:
     return PlanVerdict.refused(plan.error or PlanError.SYNTAX, plan.error_step)
 
 
-def ask_val(judged: Sequence[Judged], timeout_s: float = 30.0) -> list[Judged]:
+def ask_val(judgements: Sequence[Judgement]) -> list[Judgement]:
     """Ask VAL about the plans that can be read; of problems that it refuses there is no verdict.
 
     Raises:
         ValidatorError: VAL is missing.
     """
-    by_task: dict[int, tuple[Task, dict[Plan, None]]] = {}
-    for one in judged:
-        if one.plan.error is None and one.task.problem is not None:
-            by_task.setdefault(id(one.task), (one.task, {}))[1][one.plan.actions] = None
-    tasks = {place: (task, list(plans)) for place, (task, plans) in by_task.items()}
+    # Equal plans for a problem are asked about once.
+    tasks: dict[_Case, Task] = {}
+    for judgement in judgements:
+        is_readable = judgement.plan.error is None and judgement.task.problem is not None
+        if is_readable and judgement.val is None:
+            tasks[_case_of(judgement)] = judgement.task
     try:
-        verdicts = _val_verdicts(tasks, timeout_s)
+        verdicts = _val_verdicts(tasks)
     except ValidatorError:
         if find_val() is None:
             raise
+        # One problem that VAL refuses costs all of a call their verdicts, so each problem gets a call of its own.
         verdicts = {}
-        for place, of_task in tasks.items():
+        for cases in grouped(tasks, lambda case: case[0]).values():
             with suppress(ValidatorError):
-                verdicts |= _val_verdicts({place: of_task}, timeout_s)
-    return [one._replace(val=verdicts.get((id(one.task), one.plan.actions))) for one in judged]
+                verdicts |= _val_verdicts({case: tasks[case] for case in cases})
+    answered = []
+    for judgement in judgements:
+        val = judgement.val or verdicts.get(_case_of(judgement))
+        answered.append(judgement._replace(val=val))
+    return answered
 
 
-def _val_verdicts(
-    tasks: Mapping[int, tuple[Task, list[Plan]]], timeout_s: float
-) -> dict[tuple[int, Plan], PlanVerdict]:
-    keys = [(place, plan) for place, (_, plans) in tasks.items() for plan in plans]
-    cases = [(tasks[place][0].domain_pddl, tasks[place][0].problem_pddl, plan) for place, plan in keys]
-    return dict(zip(keys, run_val_many(cases, timeout_s=timeout_s), strict=True))
+def _case_of(judgement: Judgement) -> _Case:
+    return id(judgement.task), judgement.plan.actions
+
+
+def _val_verdicts(tasks: dict[_Case, Task]) -> dict[_Case, PlanVerdict]:
+    questions = []
+    for (_, actions), task in tasks.items():
+        questions.append((task.domain_pddl, task.problem_pddl, actions))
+    return dict(zip(tasks, run_val_many(questions), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
 
 
-def rows_of(judged: Sequence[Judged], problems: Problems) -> dict[str, list[JudgedRow]]:
+def rows_of(judgements: Sequence[Judgement], problems: Problems) -> dict[str, list[JudgedRow]]:
     """Group judged answers for `plan_metrics`: {model: rows}, the kind of prompt being the split.
 
     Several answers of a model to a problem, with one kind of prompt, are samples of one row.
     """
-    groups: dict[tuple[str, str, str, int], list[Judged]] = {}
-    for one in judged:
-        answer = one.answer
-        if answer.task == VERIFICATION:  # the plan is not the model's
-            continue
-        groups.setdefault((answer.model, answer.prompt, one.task.domain, id(one.task)), []).append(one)
+    # The plan of a verification is not the model's.
+    own_plans = [judgement for judgement in judgements if judgement.answer.task != VERIFICATION]
+    groups = grouped(
+        own_plans,
+        lambda judgement: (
+            judgement.answer.model,
+            judgement.answer.prompt,
+            judgement.task.domain,
+            id(judgement.task),
+        ),
+    )
     rows: dict[str, list[JudgedRow]] = {}
-    for (model, prompt, domain, _), answers in groups.items():
-        rows.setdefault(model, []).append(_row(prompt, domain, answers, problems))
+    for (model, prompt, domain, _), group in groups.items():
+        rows.setdefault(model, []).append(_row(prompt, domain, group, problems))
     return rows
 
 
-def _row(prompt: str, domain: str, answers: Sequence[Judged], problems: Problems) -> JudgedRow:
-    task = answers[0].task
-    references = {problems.reference(task, one.answer.reference): None for one in answers if one.answer.reference}
+def _row(
+    prompt: str,
+    domain: str,
+    judgements: Sequence[Judgement],
+    problems: Problems,
+) -> JudgedRow:
+    task = judgements[0].task
+    references: dict[tuple[str, ...], None] = {}
+    for judgement in judgements:
+        if judgement.answer.reference:
+            references[problems.reference(task, judgement.answer.reference)] = None
     row = {
         "id": task.id,
         "split": prompt,
@@ -206,9 +281,19 @@ def _row(prompt: str, domain: str, answers: Sequence[Judged], problems: Problems
         "reference_plan": [list(plan) for plan in references if plan] or None,
         "prompt_style": "pddl",
     }
-    return JudgedRow(row, tuple(map(_prediction, answers)))
+    return JudgedRow(row, tuple(map(_prediction, judgements)))
 
 
-def _prediction(one: Judged) -> JudgedPrediction:
-    outcome = PlanOutcome(one.plan.actions, one.verdict, 0.0, 0.0, float(one.verdict.valid), 0, False)
-    return JudgedPrediction(Prediction(one.answer.text, is_pddl=True), outcome, one.verdict)
+def _prediction(judgement: Judgement) -> JudgedPrediction:
+    # What has no use here is 0: no reward function sees these plans.
+    verdict = judgement.verdict
+    outcome = PlanOutcome(
+        actions=judgement.plan.actions,
+        verdict=verdict,
+        lccs=0.0,
+        partial=0.0,
+        reward=float(verdict.valid),
+        reference_steps=0,
+        holds_reference=False,
+    )
+    return JudgedPrediction(Prediction(judgement.answer.text, is_pddl=True), outcome, verdict)

@@ -2,13 +2,24 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.config import EvaluateConfig
 from jaxppo.errors import DataError
-from jaxppo.evaluate.answers.agreement import agreement, extracted_alike, saved_by_rule, second_opinions
-from jaxppo.evaluate.answers.judging import AnswerJudge, Judged, ask_val, rows_of
+from jaxppo.evaluate.answers.agreement import (
+    agreement,
+    extracted_alike,
+    saved_by_rule,
+    second_opinions,
+)
+from jaxppo.evaluate.answers.judging import (
+    AnswerJudge,
+    Judgement,
+    ask_val,
+    rows_of,
+)
 from jaxppo.evaluate.plan_metrics import VALID, plan_results
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning import PlanVerdict
@@ -22,19 +33,19 @@ from jaxppo.reward_functions.plan import VALIDATOR_FAILURES, check_validator
 
 NO_VERDICT = "no_verdict"
 BREAKS = (VALID, "goal_not_reached", "second_half", "first_half", "first_step", "syntax", NO_VERDICT)
-"""Where plans break: not at all, at their end, behind or in front of their middle, at their first step, as text."""
+"""Where plans break: not at all, at their end, after or before their middle, at their first step, as text."""
 
 
 class AnswerResults(NamedTuple):
     """Judged answers with what is measured on them.
 
     Attributes:
-        judged: the answers.
+        records: one per answer, for `samples.jsonl`.
         rows: {model: rows}.
         content: what `eval.json` holds.
     """
 
-    judged: list[Judged]
+    records: list[dict[str, Any]]
     rows: dict[str, list[JudgedRow]]
     content: dict[str, Any]
 
@@ -47,90 +58,102 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
         ConfigError: `--columns` says something else than columns.
         ValidatorError: VAL is asked for, and missing.
     """
-    evaluation = config.evaluation
-    if evaluation.eval_validator == "val":
+    edges = config.evaluation.length_edges
+    uses_val = config.evaluation.eval_validator == "val"
+    # VAL is looked for before thousands of answers are read.
+    if uses_val:
         check_validator("val")
     problems = Problems(_folder(config.pddl_dir))
-    answers = read_answers(Path(str(config.plans)), parse_columns(config.columns), problems.configs, problems.folders)
-    judged, unread = AnswerJudge(problems, config.extract)(answers)
-    if not judged:
-        got = f"none, as {unread[0].source}: {unread[0].reason}" if unread else "none"
-        raise DataError(f"plans: expected at least one answer to judge in {config.plans}, got {got}")
-    if evaluation.eval_validator == "val":
-        judged = ask_val(judged)
-    rows = rows_of(judged, problems)
-    own_plans = [one for one in judged if one.answer.task != VERIFICATION]
+    columns = parse_columns(config.columns)
+    answers = read_answers(Path(str(config.plans)), columns, problems.configs, problems.folders)
+    judge = AnswerJudge(problems, config.extract)
+    judgements, unread = judge(answers)
+    if not judgements:
+        reason = f", as {unread[0].source}: {unread[0].reason}" if unread else ""
+        raise DataError(f"plans: expected at least one answer to judge in {config.plans}, got none{reason}")
+    # The built-in validator has judged already. VAL is a second judge, whose verdicts are listed where they differ.
+    if uses_val:
+        judgements = ask_val(judgements)
+    rows = rows_of(judgements, problems)
+    # How plans are cut out says nothing about a verification, whose plan is part of the prompt.
+    own_plans = [judgement for judgement in judgements if judgement.answer.task != VERIFICATION]
     content = {
-        "models": {model: plan_results(of_model, evaluation.length_edges) for model, of_model in rows.items()},
-        "where_plans_break": {model: break_counts(of_model) for model, of_model in rows.items()},
-        "answers": {"judged": len(judged), "not_judged": len(unread)},
-        "too_long": _too_long(judged),
+        "models": {model: plan_results(model_rows, edges) for model, model_rows in rows.items()},
+        "where_plans_break": {model: break_counts(model_rows) for model, model_rows in rows.items()},
+        "answers": {"judged": len(judgements), "not_judged": len(unread)},
+        "too_long": _too_long(judgements),
         "not_judged": [line._asdict() for line in unread],
         "extraction": {"rule": config.extract, "rules": saved_by_rule(own_plans)},
         "extracted": extracted_alike(own_plans),
-        "recorded": agreement(judged),
-        "val": second_opinions(judged),
+        "recorded": agreement(judgements),
+        "val": second_opinions(judgements),
     }
-    return AnswerResults(judged, rows, content)
+    return AnswerResults(list(map(_record, judgements)), rows, content)
 
 
-def _too_long(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+def _too_long(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
     """List the answers that count as failed without being looked at."""
-    lengths = [(one.answer.source, len(one.answer.text or "")) for one in judged]
-    return [{"source": source, "characters": length} for source, length in lengths if length > MOST_CHARACTERS]
+    lines = []
+    for judgement in judgements:
+        length = len(judgement.answer.text or "")
+        if length > MOST_CHARACTERS:
+            lines.append({"source": judgement.answer.source, "characters": length})
+    return lines
 
 
 def _folder(name: str | None) -> Path | None:
-    if name is not None and not Path(name).is_dir():
+    if name is None:
+        return None
+    if not Path(name).is_dir():
         raise DataError(f"pddl_dir: expected a folder that exists, got {name}")
-    return None if name is None else Path(name)
+    return Path(name)
 
 
 def break_counts(rows: Iterable[JudgedRow]) -> dict[str, int]:
     """Count where the plans of some rows break, by `BREAKS`."""
-    places = (_break(one.progress, len(one.outcome.actions)) for row in rows for one in row.predictions)
-    counts = Counter(places)
+    predictions = chain.from_iterable(row.predictions for row in rows)
+    counts: Counter[str] = Counter()
+    for prediction in predictions:
+        num_steps = len(prediction.outcome.actions)
+        counts[_break(prediction.progress, num_steps)] += 1
     return {name: counts[name] for name in BREAKS}
 
 
-def _break(verdict: PlanVerdict, steps: int) -> str:
+def _break(verdict: PlanVerdict, num_steps: int) -> str:
     if verdict.error is None:
         return VALID
     if verdict.error in VALIDATOR_FAILURES:
         return NO_VERDICT
     if verdict.error in (PlanError.SYNTAX, PlanError.GOAL_NOT_REACHED):
         return verdict.error.value
-    failed = verdict.failed_step or 1
-    return "first_step" if failed == 1 else "first_half" if 2 * failed <= steps else "second_half"
+    # A plan of one step breaks at its first step, and not in a half.
+    failed_step = verdict.failed_step or 1
+    if failed_step == 1:
+        return "first_step"
+    return "first_half" if 2 * failed_step <= num_steps else "second_half"
 
 
-def answer_records(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """Return one record per answer, with its verdict, for `samples.jsonl`."""
-    return [_record(one) for one in judged]
-
-
-def _record(one: Judged) -> dict[str, Any]:
-    verdict = one.verdict
-    return one.named | {
-        "answer": one.answer.text,
-        "plan": [" ".join(action) for action in one.plan.actions],
+def _record(judgement: Judgement) -> dict[str, Any]:
+    # "valid" is of the plan; "correct" of the answer, which may be a claim about a plan.
+    verdict = judgement.verdict
+    return judgement.origin | {
+        "answer": judgement.answer.text,
+        "plan": [" ".join(action) for action in judgement.plan.actions],
         "valid": verdict.valid,
         "error": None if verdict.error is None else verdict.error.value,
         "failed_step": verdict.failed_step,
         "failed_condition": verdict.failed_condition,
-        "task": one.answer.task,
-        "correct": one.correct,
-        "recorded": one.answer.recorded,
-        "val": None if one.val is None else one.val.valid,
+        "task": judgement.answer.task,
+        "correct": judgement.correct,
+        "recorded": judgement.answer.recorded,
+        "val": None if judgement.val is None else judgement.val.valid,
     }
 
 
 def cells_of(content: Mapping[str, Any]) -> list[tuple[str, str, str, Mapping[str, Any]]]:
-    """List (domain, model, prompt, measures) for every combination that there is, sorted by name."""
-    cells = [
-        (domain, model, prompt, cell)
-        for model, results in content["models"].items()
-        for prompt, result in results.items()
-        for domain, cell in result["domains"].items()
-    ]
+    """List (domain, model, prompt, measures) for every combination that occurs, sorted by name."""
+    cells = []
+    for model, results in content["models"].items():
+        for prompt, result in results.items():
+            cells += [(domain, model, prompt, cell) for domain, cell in result["domains"].items()]
     return sorted(cells, key=lambda cell: cell[:3])

@@ -127,7 +127,7 @@ def test_pddl_of_the_prompt_counts_before_the_files(tmp_path):
     entries = [{"instance_id": 77, "query": query, "extracted_llm_plan": plan, "llm_correct": True}]
     judged, unread, _ = judge(tmp_path, {NAME: {"task": "t1", "domain": "blocksworld", "instances": entries}})
     assert unread == [] and judged[0].verdict.valid
-    assert judged[0].named["domain"] == "blocksworld" and judged[0].named["problem"] == "blocksworld/77"
+    assert judged[0].origin["domain"] == "blocksworld" and judged[0].origin["problem"] == "blocksworld/77"
     broken = [entries[0] | {"query": query.replace("(define", "(defile"), "instance_id": ONE.number}]
     judged, unread, _ = judge(tmp_path, {NAME: {"task": "t1", "domain": "blocksworld", "instances": broken}})
     assert unread == [] and not judged[0].verdict.valid  # by the file, which has other names
