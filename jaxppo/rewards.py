@@ -126,7 +126,7 @@ Score = float | Failed | None
 class Scores(NamedTuple):
     """Scores of a batch, and what the reward functions reported about them."""
 
-    values: list[Score]  # a `Reward` replaces `Failed`
+    values: list[Any]  # a `Score` of each completion; what `Reward` returns has no `Failed`
     metrics: dict[str, float]
     extras: dict[str, list[Any]]  # one entry per completion
     parts: list[Parts]  # one entry per completion, () for a score as a whole

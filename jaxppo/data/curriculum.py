@@ -219,14 +219,11 @@ class Shuffled:
     def start(self) -> None:
         """See `SuccessCurriculum.start`."""
 
-    def drawn(self, state: None, step: int) -> None:
+    def drawn(self, state: Curriculum | None, step: int) -> None:
         """See `SuccessCurriculum.drawn`."""
 
     def after(
-        self,
-        state: None,
-        scores: Sequence[float | None],
-        step: int,
+        self, state: Curriculum | None, scores: Sequence[float | None], step: int
     ) -> tuple[None, dict[str, float]]:
         """See `SuccessCurriculum.after`."""
         return None, {}

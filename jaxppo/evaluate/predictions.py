@@ -96,8 +96,7 @@ class JudgedRow:
         """Return the row's `optimal_cost`, where it has one and costs mean something."""
         # A column of the user's data: it may hold anything, and true is an int.
         value = self.row.get("optimal_cost")
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or self.reference_cost is None:
+        if not isinstance(value, int | float) or isinstance(value, bool) or self.reference_cost is None:
             return None
         return float(value) if value >= 0 else None
 

@@ -212,10 +212,11 @@ def _path_of(base: str) -> str:
 
 
 def _lora_config(fields: dict[str, Any]) -> LoraConfig:
-    targets = fields["target_modules"]
+    targets: Any = fields["target_modules"]
     if isinstance(targets, list):  # JSON has no tuples
         targets = tuple(targets)
-    return LoraConfig(**fields | {"target_modules": targets})
+    settings: dict[str, Any] = fields | {"target_modules": targets}
+    return LoraConfig(**settings)
 
 
 def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxppo import __version__
 from jaxppo.config import HubConfig, require_repo_id
@@ -148,7 +148,7 @@ def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["
         if private and not repo.private:
             raise HubError(f"{repo_id}: expected a private repository, got one that all can see: nothing was pushed")
         # One commit: nobody downloads half of an old model and half of a new one.
-        operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+        operations: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
         for sibling in repo.siblings or ():
             name = sibling.rfilename
             if name not in files and _REPLACED_FILES[kind].fullmatch(name):

@@ -189,7 +189,7 @@ class RewardClient:
                 not sent columns.
         """
         texts = messages(prompts, completions)
-        arguments = {"prompts": prompts, "completions": completions}
+        arguments: dict[str, Any] = {"prompts": prompts, "completions": completions}
         if completion_ids is not None:
             arguments["completion_ids"] = completion_ids
         requests = self._requests(texts, arguments, columns)

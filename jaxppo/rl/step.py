@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxppo.data import Shuffled, SuccessCurriculum
 from jaxppo.parallel import processes
 from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.rl.batch_sources import BatchSource, stage_times
@@ -27,7 +26,7 @@ class Training:
         learner: the compiled programs.
         source: where batches come from.
         judge: (batch, step, gather) fills in the scores of the reward functions.
-        curriculum: draws the prompts of the next update.
+        curriculum: a `SuccessCurriculum` or `Shuffled`, which draws the prompts of the next update.
         progress: updates done -> their "step", "episode" and "epoch".
         meter: measures the update.
     """
@@ -35,7 +34,7 @@ class Training:
     learner: Learner
     source: BatchSource
     judge: Callable[[Batch, int, Gather], None]
-    curriculum: SuccessCurriculum | Shuffled
+    curriculum: Any
     progress: Callable[[int], dict[str, Any]]
     meter: UpdateMeter
 

@@ -290,7 +290,7 @@ class Console:
             row.add_row(line)
         return row
 
-    def _redirection(self) -> dict[str, bool]:
+    def _redirection(self) -> dict[str, Any]:
         """Return which streams a live display takes over, so that what others print appears above it."""
         # Errors that go to a file stay there.
         return {"redirect_stdout": self._rich.file is sys.stdout, "redirect_stderr": sys.stderr.isatty()}

@@ -384,13 +384,16 @@ def _feature(values: Iterable[Any], name: str) -> Any:
     raise DataError(f"column {name}: expected texts, numbers or lists of one of them, got {kind_names}")
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, max_bytes: int | None = None) -> str:
     r"""Read a text file, with `\n` at the end of every line.
 
     Raises:
-        DataError: the file cannot be read, or is not UTF-8.
+        DataError: the file cannot be read, has more bytes, or is not UTF-8.
     """
     try:
+        num_bytes = path.stat().st_size
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise DataError(f"{path.name}: expected at most {max_bytes} bytes, got {num_bytes}")
         content = path.read_bytes()
     except OSError as error:
         # The text of the exception would name the whole path.

@@ -163,7 +163,7 @@ def render_fault(fault: Fault, domain_pddl: str) -> str:
 
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect the words of the domains and of problems that have these names; numbers are not among them."""
-    texts = list(_FRAMES)
+    texts: list[str] = list(_FRAMES)
     for domain in map(parse_domain, domain_pddls):
         phrases = phrases_of(domain)
         for pair in phrases.kinds.values():
