@@ -98,8 +98,6 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
                 raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
         # JSON has no NaN and no infinity, which a metric may be: `plain` makes them None.
         content = {"scores": scores.values, "metrics": plain(scores.metrics), "extras": scores.extras}
-        if any(scores.parts):
-            content["parts"] = [parts or None for parts in scores.parts]
         return dumps(content)
     except Exception as error:
         # Whatever a user's function raises is an answer to the client; where it stands is for the operator alone.

@@ -2,9 +2,9 @@
 
 A reward function is called as `fn(prompts=..., completions=..., completion_ids=..., **columns)`, where every argument
 is a list with one entry per completion and `columns` holds every column of the data set. It returns one number per
-completion, or None for one that it cannot score, or `Part`s: pieces of the completion with a reward each, whose sum is
-its score. It may be `async`, also where an event loop runs already, as in a notebook. It may take `prompt_ids`, and
-`log_metric(name, value)` and `log_extra(column, values)` to report more, and `trainer_state`: how far training is.
+completion, or None for one that it cannot score. It may be `async`, also where an event loop runs already, as in a
+notebook. It may take `prompt_ids`, and `log_metric(name, value)` and `log_extra(column, values)` to report more, and
+`trainer_state`: how far training is.
 
 A `Reward` is one function with its weight, its cache and what happens where it fails; `Rewards` is the weighted sum of
 several. As in TRL, a score is the number that a completion gets.
@@ -35,7 +35,6 @@ from jaxppo.run.metrics import may_report
 __all__ = [
     "Completions",
     "Failed",
-    "Part",
     "Reward",
     "RewardFunction",
     "Rewards",
@@ -98,27 +97,6 @@ class Failed(NamedTuple):
     reason: str
 
 
-class Part(NamedTuple):
-    """A part of a score, and the piece of the completion that earned it.
-
-    The reward is given at the last token that has something of the piece; where there is none (an empty piece, one
-    after the text), at the last token of the completion.
-
-    Attributes:
-        start: the first character or token of the piece, counted from 0.
-        end: the one after its last.
-        reward: the part.
-        unit: what `start` and `end` count: characters of the completion's text, or its tokens.
-    """
-
-    start: int
-    end: int
-    reward: float
-    unit: Literal["characters", "tokens"] = "characters"
-
-
-Parts = tuple[Part, ...]
-
 Score = float | Failed | None
 """The score of a completion; None where it cannot be scored, `Failed` where the function failed on it."""
 
@@ -129,7 +107,6 @@ class Scores(NamedTuple):
     values: list[Any]  # a `Score` of each completion; what `Reward` returns has no `Failed`
     metrics: dict[str, float]
     extras: dict[str, list[Any]]  # one entry per completion
-    parts: list[Parts]  # one entry per completion, () for a score as a whole
 
 
 MAX_SCORE = 3.4028234e38
@@ -244,7 +221,7 @@ class Reward:
         if counts:
             reasons = [None if failure is None else failure.reason for failure in failures]
             extras = extras | {f"{self.name}_failed": reasons}
-        return Scores(values, scores.metrics | metrics, extras, scores.parts)
+        return Scores(values, scores.metrics | metrics, extras)
 
     def close(self) -> None:
         """Release what the function holds, such as processes."""
@@ -257,19 +234,19 @@ class Reward:
             return self._scorer(completions), 0
         metrics: dict[str, float] = {}
 
-        def compute(rows: list[int]) -> Iterable[tuple[Score, Parts]]:
+        def compute(rows: list[int]) -> list[Score]:
             scores = self._scorer(completions.rows(rows))
             metrics.update(scores.metrics)
-            return zip(scores.values, scores.parts, strict=True)
+            return scores.values
 
         arguments = build_arguments(self.function, completions)
         keys = [_row_key(arguments, row) for row in range(len(completions.texts))]
 
-        def may_keep(pair: tuple[Score, Parts]) -> bool:
-            return not isinstance(pair[0], Failed)
+        def may_keep(score: Score) -> bool:
+            return not isinstance(score, Failed)
 
-        pairs, num_hits = self._cache.results(keys, compute, may_keep)
-        return _from_pairs(pairs)._replace(metrics=metrics), num_hits
+        scores, num_hits = self._cache.results(keys, compute, may_keep)
+        return Scores(scores, metrics, {}), num_hits
 
     def _replace_failure(self, row: int, score: Score) -> float | None:
         if not isinstance(score, Failed):
@@ -281,10 +258,10 @@ class Reward:
 
 
 class Rewards:
-    """Several reward functions, called in turn; the score is their weighted sum, and its parts are theirs.
+    """Several reward functions, called in turn; the score is their weighted sum.
 
     As in TRL, a function that cannot score a completion is left out of its sum; a completion that none can score gets
-    None. What functions give to a completion as a whole is in none of the parts.
+    None.
 
     Attributes:
         rewards: the functions.
@@ -332,7 +309,7 @@ class Rewards:
                 extras[f"reward_{reward.name}"] = scores.values
         metrics |= counts
         metrics[_UNSCORED] = values.count(None)
-        return Scores(values, metrics, extras, self._weighted_parts(terms))
+        return Scores(values, metrics, extras)
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Raise a `DataError` unless the data have every column that the functions need, and none that hides ours.
@@ -361,14 +338,6 @@ class Rewards:
         if abs(total) > MAX_SCORE:
             raise DataError(f"reward_weights: expected sums that float32 can hold, got {total:.4g}; lower them")
         return total if terms else None
-
-    def _weighted_parts(self, terms: Sequence[Scores]) -> list[Parts]:
-        """Put the parts of all functions together, row by row; a number that replaces a failure has none."""
-        rows: list[list[Part]] = [[] for _ in terms[0].parts] if terms else []
-        for reward, scores in zip(self.rewards, terms, strict=True):
-            for row, parts in zip(rows, scores.parts, strict=True):
-                row += [part._replace(reward=reward.weight * part.reward) for part in parts]
-        return [tuple(row) for row in rows]
 
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
@@ -451,7 +420,7 @@ def _copy(value: Any) -> Any:
 
 
 def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
-    """Call a reward function once for all completions; a value that is no number and no parts becomes `Failed`.
+    """Call a reward function once for all completions; a value that is no number becomes `Failed`.
 
     Raises:
         DataError: it returned the wrong number of values, or reported what no log can hold.
@@ -494,7 +463,7 @@ class Reports:
     def with_scores(self, values: Any) -> Scores:
         """Return what a function gave as scores, with its reports.
 
-        A value that is no finite number, nor parts of one, becomes `Failed`.
+        A value that is no finite number becomes `Failed`.
 
         Raises:
             DataError: there is not one value for each completion.
@@ -511,8 +480,7 @@ class Reports:
         if count != self._count:
             fix = "a reward for each completion"
             raise DataError(f"reward {self._name}: expected {self._count} values, got {count}; {fix}")
-        scores = _from_pairs([_to_score(value) for value in _to_python(values)])
-        return scores._replace(metrics=self.metrics, extras=self.extras)
+        return Scores([_to_number(value) for value in _to_python(values)], self.metrics, self.extras)
 
     def _log_metric(self, name: str, value: Any) -> None:
         if not may_report(name):
@@ -541,42 +509,6 @@ class Reports:
 
 SAMPLE_COLUMNS = ("step", "id", "prompt", "completion", "score")
 """The columns that every line of `samples.jsonl` has."""
-
-
-def _from_pairs(pairs: Sequence[tuple[Score, Parts]]) -> Scores:
-    """Return scores, from the score of each completion and its parts."""
-    values = [score for score, _ in pairs]
-    parts = [parts for _, parts in pairs]
-    return Scores(values, {}, {}, parts)
-
-
-def _to_score(value: Any) -> tuple[Score, Parts]:
-    """Return the number of a completion and its parts: it is their sum, rounded once."""
-    value = _to_python(value)
-    # `Failed` is a tuple, too.
-    if isinstance(value, Failed) or not isinstance(value, list | tuple):
-        return _to_number(value), ()
-    parts = tuple(part for part in map(_to_part, value) if part is not None)
-    if len(parts) < len(value):
-        rule = "expected parts (start, end, reward) of integers 0 <= start <= end and a finite number"
-        return Failed("errors", redact(f"{value!r}")[:80] + f"; {rule}"), ()
-    total = _to_number(math.fsum(part.reward for part in parts))
-    return total, () if isinstance(total, Failed) else parts
-
-
-def _to_part(entry: Any) -> Part | None:
-    """Return a part if it is one."""
-    if not isinstance(entry, list | tuple) or not 3 <= len(entry) <= 4:
-        return None
-    part = Part(*map(_to_python, entry))
-    # In Python True is an int.
-    for place in (part.start, part.end):
-        if not isinstance(place, int) or isinstance(place, bool):
-            return None
-    if not 0 <= part.start <= part.end or part.unit not in ("characters", "tokens"):
-        return None
-    reward = _to_number(part.reward)
-    return part._replace(reward=reward) if isinstance(reward, float) else None
 
 
 def _to_number(value: Any) -> Score:
@@ -647,7 +579,7 @@ def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
 
 def failed_row(kind: Literal["errors", "timeouts"], reason: str) -> Scores:
     """Return the scores of a single completion on which a function failed."""
-    return Scores([Failed(kind, reason)], {}, {}, [()])
+    return Scores([Failed(kind, reason)], {}, {})
 
 
 def describe_error(error: BaseException) -> str:
@@ -662,7 +594,7 @@ def join_scores(batches: Sequence[Scores]) -> Scores:
     A metric is the mean over the batches that have it, weighted by their completions, a count the sum; a column that a
     batch lacks is None there.
     """
-    joined = Scores([], {}, {}, [])
+    joined = Scores([], {}, {})
     entries: dict[str, list[tuple[float, int]]] = {}
     for scores in batches:
         num_rows = len(scores.values)
@@ -673,7 +605,6 @@ def join_scores(batches: Sequence[Scores]) -> Scores:
         for column, values in joined.extras.items():
             values += scores.extras.get(column, [None] * num_rows)
         joined.values.extend(scores.values)
-        joined.parts.extend(scores.parts)
     for name, pairs in entries.items():
         values, weights = zip(*pairs, strict=True)
         if name in _SUMMED:

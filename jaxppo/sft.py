@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import data, hf, models
-from jaxppo.config import SFTConfig
-from jaxppo.config.checks import Validator
+from jaxppo.config import SFTConfig, Validator
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
 from jaxppo.evaluate.evaluator import Evaluator, eval_metrics, make_evaluator

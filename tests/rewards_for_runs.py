@@ -1,6 +1,5 @@
 """Reward functions for runs of tests, by the names `tests.rewards_for_runs:...`; some of them fail."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +11,6 @@ def unlucky(completions: list[str]) -> list[float]:
 def on_topic(completions: list[str], topic: list[str]) -> list[float]:
     """Ask for a column of the data."""
     return [1.0 for _ in completions]
-
-
-def by_words(completions: list[str]) -> list[list[tuple[int, int, float]]]:
-    """Give the length of each word, where it stands; and something for the whole."""
-    found = [list(re.finditer(r"\S+", text)) for text in completions]
-    return [[(word.start(), word.end(), len(word[0]) / 100) for word in row] + [(0, 0, 0.5)] for row in found]
 
 
 def words(

@@ -1,7 +1,6 @@
 """The reward server: what it answers, whom, in which order; and that a score over HTTP is the score in process."""
 
 import contextlib
-import functools
 import json
 import logging
 import random
@@ -23,7 +22,7 @@ import pytest
 from jaxppo import reward_server
 from jaxppo.config import RewardServerConfig
 from jaxppo.config.sources import parse_cli, replace
-from jaxppo.errors import ConfigError, DataError, ValidatorError
+from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
 from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
@@ -121,15 +120,9 @@ def scored(reward, rows, texts):
 
 
 def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks():
-    """Scores and their parts."""
     rows = build_split("test", sizes={4: 30}, seed=1, unique=True)
     texts = random_completions(rows, random.Random(0))
-    whole = make_plan_reward()
-
-    @functools.wraps(whole)
-    def reward(*args, **columns):
-        return [[(0, 0, score / 2), (0, 0, score / 2)] for score in whole(*args, **columns)]
-
+    reward = make_plan_reward()
     scores, metrics, extras = scored(reward, rows, texts)
     with running(reward) as url:
         assert scored(RewardClient(url, with_columns=True), rows, texts) == (scores, metrics, extras)
@@ -137,27 +130,10 @@ def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks
         cut_scores, cut_metrics, cut_extras = scored(RewardClient(url, with_columns=True, batch_size=7), rows, texts)
     assert (cut_scores, cut_extras) == (scores, extras)
     assert cut_metrics["reward/mean"] == pytest.approx(metrics["reward/mean"], abs=1e-12)
-    assert all(scores.parts) and len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
+    assert len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
     with running(make_plan_reward()) as url:
         answer = post(url, {"model": "model", "messages": ["unstack b a"]})
         assert answer.status_code == 422 and "'domain_pddl'" in answer.json()["error"]
-
-
-def test_a_server_sends_parts_beside_the_scores_of_llama_factory():
-    def by_words(completions):
-        parts = [(0, 1, 0.25), (1, 1, 0.5, "tokens")]
-        return [parts if text == "two" else 1.0 if text else None for text in completions]
-
-    with running(by_words) as url:
-        answer = post(url, {"model": "model", "messages": ["two", "one", ""]}).json()
-        given = {"prompts": ["p"] * 3, "completions": ["two", "one", ""]}
-        client = RewardClient(url, with_columns=True)
-        assert client(**given) == [[[0, 1, 0.25, "characters"], [1, 1, 0.5, "tokens"]], 1.0, None]
-        # Their places are those of a completion, which a request without columns does not tell from its prompt.
-        with pytest.raises(DataError, match="reward_server_columns"):
-            RewardClient(url)(**given | {"prompts": [""] * 3})
-    assert answer["scores"] == [0.75, 1.0, None]
-    assert answer["parts"] == [[[0, 1, 0.25, "characters"], [1, 1, 0.5, "tokens"]], None, None]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import functools
 import math
-import re
 import threading
 
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
 from jaxppo.reward_functions.isolated import Concurrent
-from jaxppo.rewards import Completions, Failed, Part, Reward, Rewards, Scores, TrainerState, call, join_scores
+from jaxppo.rewards import Completions, Failed, Reward, Rewards, Scores, TrainerState, call, join_scores
 
 
 def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
@@ -42,7 +41,7 @@ def test_reward_gives_a_function_every_column_by_name():
         return [float(len(text) == n) for text, n in zip(completions, answer, strict=True)]
 
     scores = run_reward(by_name, {"answer": [1, 7, 3], "unused": ["u"] * 3})
-    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {}, [()] * 3)
+    assert scores == ([1.0, 0.0, 1.0], NO_TROUBLE, {})
     assert callable(seen.pop("log_metric")) and callable(seen.pop("log_extra"))
     assert seen == {"prompts": ["p0", "p1", "p2"], "completion_ids": [[1], [2], [3]], "unused": ["u"] * 3}
     # Columns that a function does not take are left out.
@@ -109,7 +108,7 @@ def test_any_callable_may_give_any_kind_of_numbers(function, values):
         ([0.0, 10**400, 1.0], "row 1"),
         ([0.0, math.nan, 1.0], "row 1"),
         ([0.0, "1.0", 1.0], "row 1"),
-        ([0.0, Part(0, 2, 0.5), 1.0], "row 1"),  # a part is not a list of parts
+        ([0.0, [(0, 2, 0.5)], 1.0], "row 1"),
     ],
     ids=repr,
 )
@@ -190,98 +189,18 @@ def test_a_missing_column_is_named_and_never_passed_over(function):
             Rewards([Reward(function.__name__, function)]).check_columns(["answer", name])
 
 
-def by_words(completions):
-    """A part for each word: its length, less for the last."""
-    scores = []
-    for text in completions:
-        places = [(found.start(), found.end()) for found in re.finditer(r"\w+", text)]
-        scores.append([(start, end, (end - start) / 10) for start, end in places])
-    return scores
-
-
-TEXTS = ("a bcd", "", "ef")
-
-
-def test_a_score_in_parts_is_their_sum():
-    scores = run_reward(by_words, texts=TEXTS)
-    assert scores.values == [math.fsum([0.1, 0.3]), 0.0, 0.2]
-    assert scores.parts == [(Part(0, 1, 0.1), Part(2, 5, 0.3, "characters")), (), (Part(0, 2, 0.2),)]
-    # They may be counted in tokens, and stand beside numbers.
-    part = Part(0, 2, 0.5, "tokens")
-    scores = run_reward(lambda completions: [[part], 0.25, [part, (np.int64(1), 1, np.float32(0.25))]])
-    assert scores.values == [0.5, 0.25, 0.75]
-    assert scores.parts == [(part,), (), (part, (1, 1, 0.25, "characters"))]
-
-
-NO_PARTS = [
-    [1.0],
-    [(0, 1)],
-    [(0, 1, 1.0, "words")],
-    [(1, 0, 1.0)],
-    [(-1, 2, 1.0)],
-    [(0, 1.0, 1.0)],
-    [(0, True, 1.0)],
-    [(0, 1, math.nan)],
-    [(0, 1, 3e38), (0, 1, 3e38)],
-    [(0, 1, 1.0), 2.0],
-]
-
-
-@pytest.mark.parametrize("entry", NO_PARTS, ids=repr)
-def test_what_is_no_list_of_parts_fails_alone(entry):
-    def bad(completions):
-        return [0.5, entry, [(0, 1, 0.5)]]
-
-    with pytest.raises(DataError, match=r"reward bad: .*row 1, "):
-        run_reward(bad)
-    scores = run_reward(bad, on_error=-1.0)
-    assert scores.values == [0.5, -1.0, 0.5] and scores.parts == [(), (), ((0, 1, 0.5, "characters"),)]
-
-
-def test_call_gives_parts_and_failures_as_they_are():
-    assert call("by_words", by_words, batch(["a", "bc"])).parts == [(Part(0, 1, 0.1),), (Part(0, 2, 0.2),)]
-    assert call("bad", lambda completions: [[1]], batch(["a"])).values[0].__class__ is Failed
-    late = Failed("timeouts", "no answer")  # a tuple, and no list of parts
-    scores = call("late", lambda completions: [late, 1.0], batch(["a", "bc"]))
-    assert scores.values == [late, 1.0] and scores.parts == [(), ()]
-
-
-def test_parts_of_several_functions_are_weighted_and_numbers_are_in_none():
-    def number(completions):
-        return [1.0, None, 2.0]
-
-    def more(completions):
-        return [None, [Part(0, 1, 4.0, "tokens")], [(0, 1, 1.0)]]
-
-    rewards = Rewards([Reward("by_words", by_words, weight=2.0), Reward("number", number), Reward("more", more)])
-    scores = rewards(batch(TEXTS))
-    assert scores.values == [2 * math.fsum([0.1, 0.3]) + 1.0, 4.0, 0.4 + 2.0 + 1.0]
-    assert scores.parts == [
-        (Part(0, 1, 0.2), Part(2, 5, 0.6)),
-        (Part(0, 1, 4.0, "tokens"),),
-        (Part(0, 2, 0.4), Part(0, 1, 1.0)),
-    ]
-    assert Rewards([Reward("number", number)])(batch(TEXTS)).parts == [(), (), ()]
-
-
-@pytest.mark.parametrize("others", [by_words, lambda completions: [1.0] * len(completions)], ids=["parts", "numbers"])
-def test_parts_of_all_processes_are_in_their_order(others):
-    def gather(own):
-        return [own, [Reward("f", others)(batch(["xyz", "u v", "w"]))]]
-
-    scores = Rewards([Reward("f", by_words)])(batch(TEXTS), gather)
-    (third,) = [scores.parts[0]]
-    assert third == (Part(0, 1, 0.1), Part(2, 5, 0.3)) and len(scores.values) == len(scores.parts) == 6
-    assert scores.parts[4] == ((Part(0, 1, 0.1), Part(2, 3, 0.1)) if others is by_words else ())
+def test_failures_pass_a_call_as_they_are():
+    late = Failed("timeouts", "no answer")
+    assert call("late", lambda completions: [late, 1.0], batch(["a", "bc"])).values == [late, 1.0]
 
 
 def test_joined_metrics_are_weighted_by_rows_counts_are_added_and_columns_filled():
     tenth = 0.1
     assert tenth * 3 / 3 != tenth  # hence a metric of one batch is not to be averaged
     metrics = {"mean": 0.5, "first": tenth, "cache/reward_hits": 2}
-    first = Scores([1.0, 2.0, 3.0], metrics, {"verdict": ["a", "b", "c"]}, [()] * 3)
-    joined = join_scores([first, Scores([None], {"mean": 0.1, "cache/reward_hits": 1}, {}, [()])])
-    assert joined.values == [1.0, 2.0, 3.0, None] and joined.parts == [()] * 4
+    first = Scores([1.0, 2.0, 3.0], metrics, {"verdict": ["a", "b", "c"]})
+    joined = join_scores([first, Scores([None], {"mean": 0.1, "cache/reward_hits": 1}, {})])
+    assert joined.values == [1.0, 2.0, 3.0, None]
     assert joined.metrics == {"mean": pytest.approx(0.4), "first": tenth, "cache/reward_hits": 3}
     assert joined.extras == {"verdict": ["a", "b", "c", None]}
 
@@ -291,7 +210,7 @@ def fragile(completions, log_metric, log_extra):
         raise RuntimeError("no\nsuch  word")
     log_metric("reward/length", len(completions[0]))
     log_extra("shout", [text.upper() for text in completions])
-    return [[(0, len(text), float(len(text)))] for text in completions]
+    return [float(len(text)) for text in completions]
 
 
 async def fragile_and_async(completions, log_metric, log_extra):
@@ -359,7 +278,6 @@ def test_a_singular_is_not_filled_from_the_data(score, typo):
 def test_on_error_costs_only_the_completions_that_fail(function, timeout_s, on_error, instead):
     scores = run_reward(function, timeout_s=timeout_s, on_error=on_error)
     assert scores.values == [1.0, instead, 3.0]
-    assert scores.parts == [(Part(0, 1, 1.0),), (), (Part(0, 3, 3.0),)]
     # Called again row by row it keeps its reports: the mean over the rows that have one.
     assert scores.metrics == NO_TROUBLE | {"reward/errors": 1, "reward/length": 2.0}
     failed = {f"{function.__name__}_failed": [None, "RuntimeError: no such word", None]}
@@ -405,7 +323,7 @@ def test_repeated_completions_are_asked_for_once():
 
     def counted(completions, answer):
         calls.append((completions, answer))
-        return [[(0, 1, float(len(text) * n))] for text, n in zip(completions, answer, strict=True)]
+        return [float(len(text) * n) for text, n in zip(completions, answer, strict=True)]
 
     reward = Reward("counted", counted, cache_size=3)
     first = reward(batch(["x", "yy", "x"], {"answer": [2, 2, 2]}, ["p"] * 3))
@@ -414,7 +332,6 @@ def test_repeated_completions_are_asked_for_once():
     second = reward(batch(["yy", "x", "x"], {"answer": [2, 2, 3]}, ["p"] * 3))
     assert second.values == [4.0, 2.0, 3.0] and calls[1:] == [(["x"], [3])]  # another column, another question
     assert second.metrics["cache/reward_hits"] == 2
-    assert second.parts == [(Part(0, 1, 4.0),), (Part(0, 1, 2.0),), (Part(0, 1, 3.0),)]  # kept with their scores
     reward(batch(["z"], {"answer": [1]}, ["p"]))  # one too many: the least recently used is forgotten
     calls.clear()
     reward(batch(["x", "yy"], {"answer": [2, 2]}, ["p"] * 2))

@@ -149,7 +149,7 @@ def test_what_is_evaluated_is_what_is_exported_and_reported(whole):
     assert "self-training" in card.lower() and "after update 2" in card
     text = write_report(whole).read_text()
     (table,) = [part for part in text.split("<table ") if part.startswith('id="rounds-table"')]
-    lines = table.split("</table>")[0].split("<tr")[2:]
+    lines = table.split("</table>")[0].replace("\n", "").split("<tr")[2:]
     assert len(lines) == 2
     for line, record in zip(lines, comparable(whole), strict=True):
         assert f"<td>{record['episode']}</td><td>{record['self_train/valid']:.1%}</td>" in line

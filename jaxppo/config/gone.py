@@ -86,9 +86,7 @@ GONE: dict[str, Gone] = {
     "lam_value": Gone("it made no difference (docs/results.md); --lam is that of the returns, too"),
     "value_warmup_updates": Gone("it made no difference (docs/results.md)", (0,)),
     "length_penalty": Gone("write a module:function for --reward_funcs (docs/own_reward.md)", (0.0,)),
-    "reward_level": Gone(
-        "its gain was within the intervals (docs/results.md); a module:function may give parts", ("outcome",)
-    ),
+    "reward_level": Gone("its gain was within the intervals (docs/results.md)", ("outcome",)),
     "soft_punish_cache": Gone("write a module:function for --reward_funcs (docs/own_reward.md)"),
     "greater_is_better": Gone("a metric_for_best_model that ends with loss is best where it is lowest", (True,)),
 }

@@ -39,7 +39,6 @@ from jaxppo.data.step_rows import StepRows, StreamedPrompts, select_prompts, sel
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
 from jaxppo.data.streaming import open_stream
-from jaxppo.data.token_scores import token_scores
 from jaxppo.data.tokens import decode, start_ids, token_ids
 from jaxppo.data.turns import Turn, encode_turns
 from jaxppo.data.word_level import word_tokenizer, words_of_dataset
@@ -95,7 +94,6 @@ __all__ = [
     "stream_of",
     "tell_left_out",
     "token_ids",
-    "token_scores",
     "with_begun_plans",
     "without_overlong",
     "word_tokenizer",

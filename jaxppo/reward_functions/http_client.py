@@ -180,13 +180,12 @@ class RewardClient:
             columns: columns of the data, one value per completion.
 
         Returns:
-            One number per completion, or its parts where the server sends some; None where the server gave null. The
-            rows of a failed request get what `on_error` says.
+            One number per completion; None where the server gave null. The rows of a failed request get what
+            `on_error` says.
 
         Raises:
             RewardError: a request failed and on_error is "raise"; its `rows` are those of the request.
-            DataError: lengths differ, a column cannot be written as JSON, or the server sends parts of scores and was
-                not sent columns.
+            DataError: lengths differ, or a column cannot be written as JSON.
         """
         texts = messages(prompts, completions)
         arguments: dict[str, Any] = {"prompts": prompts, "completions": completions}
@@ -206,11 +205,7 @@ class RewardClient:
         if log_extra is not None:
             for name, values in scores.extras.items():
                 log_extra(name, values)
-        # The places of parts are counted in completions, which a server without columns cannot tell from their prompts.
-        if any(scores.parts) and not self._with_columns:
-            rule = "scores without parts where reward_server_columns is not set"
-            raise DataError(f"reward server {self.address}: expected {rule}, got parts; set it")
-        return [parts or score for score, parts in zip(scores.values, scores.parts, strict=True)]
+        return scores.values
 
     def _requests(self, texts: list[str], arguments: dict[str, Any], columns: dict[str, Any]) -> list[_Request]:
         if self._with_columns:
@@ -249,7 +244,7 @@ class RewardClient:
         """Ask until there is an answer; the rows of a request that finally failed have no scores."""
         # The call raises, so nobody would read the scores.
         if call.errors and self._on_error == "raise":
-            return Scores([], {}, {}, [])
+            return Scores([], {}, {})
         call.requests += 1
         outcome = await self._attempt(transport, request)
         for retry in range(self._retries):
@@ -266,7 +261,7 @@ class RewardClient:
         call.errors.append(RewardError(message, request.rows, outcome.timed_out))
         failed = Failed("timeouts" if outcome.timed_out else "errors", message) if self._on_error == "failed" else None
         num_rows = len(request.rows)
-        return Scores([failed] * num_rows, {}, {}, [()] * num_rows)
+        return Scores([failed] * num_rows, {}, {})
 
     async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> Scores | _Problem:
         """Try once; failures are returned as values, so that no exception carries the request and its headers along."""

@@ -1,7 +1,7 @@
 """The messages of reward client and reward server: LLaMA-Factory's JSON with optional fields.
 
 A request is `{"model": "model", "messages": [prompt + completion, ...]}`, an answer `{"scores": [number, ...]}`. Added
-are "prompts", "completions", "completion_ids" and "columns" in the request and "metrics", "extras" and "parts" in the
+are "prompts", "completions", "completion_ids" and "columns" in the request and "metrics" and "extras" in the
 answer: see `docs/reward_server.md`. Everything that comes from the other side is checked here before it is used.
 """
 
@@ -196,7 +196,7 @@ def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) ->
     values: list[Score] = [None if score is None else float(score) for score in scores]
     metrics = _metrics(content.get("metrics"))
     extras = _extras(content.get("extras"), count)
-    return Scores(values, metrics, extras, _parts(content.get("parts"), values))
+    return Scores(values, metrics, extras)
 
 
 def is_finite(value: Any) -> bool:
@@ -239,29 +239,3 @@ def _extras(content: Any, count: int) -> dict[str, list[Any]]:
         raise DataError(f"extras: expected an object of lists, got {kind(content)}")
     check_lengths(content, count)
     return content
-
-
-def _parts(content: Any, scores: Sequence[Score]) -> list[Any]:
-    """Check that parts are lists that end in a number, and that they add up to their score."""
-    if content is None:
-        return [()] * len(scores)
-    check_lengths({"parts": content}, len(scores))
-    # Equal to the last bit, since server and client add up by `fsum`.
-    for index, (parts, score) in enumerate(zip(content, scores, strict=True)):
-        if parts is not None and (not _are_parts(parts) or _total(parts) != score):
-            form = f"lists [start, end, reward] whose rewards add up to score {index}"
-            raise DataError(f"parts: expected {form}, or null, got something else")
-    return [parts or () for parts in content]
-
-
-def _are_parts(content: Any) -> bool:
-    return isinstance(content, list) and all(
-        isinstance(part, list) and len(part) in (3, 4) and is_finite(part[2]) for part in content
-    )
-
-
-def _total(parts: Sequence[Any]) -> float | None:
-    try:
-        return math.fsum(part[2] for part in parts)
-    except OverflowError:
-        return None

@@ -1,21 +1,22 @@
-"""Reinforcement learning on arrays: rollout, advantages, losses, update, and PPO that compiles them.
+"""Reinforcement learning on arrays: rollout, advantages, losses, update, and the learner that compiles them.
 
 In: prompts and scores. Out: completions, trajectories and the next state.
 """
 
 __all__ = [
     "advantages",
-    "ahead",
     "algorithms",
+    "batch_sources",
     "describe",
+    "learner",
     "losses",
     "ops",
     "optimizer",
     "padding",
-    "ppo",
     "rollout",
     "sampling",
     "start",
+    "step",
     "supervised",
     "trajectories",
     "update",

@@ -1,11 +1,10 @@
 """Texts into tokens and back: the word-level tokenizer, prompts that do not fit, and special tokens."""
 
 import json
-import random
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from jaxppo import data
@@ -109,131 +108,6 @@ def test_words_of_a_dataset_are_those_of_its_file_or_else_of_its_rows(rows, tmp_
         (tmp_path / "vocabulary.json").write_text(broken)
         with pytest.raises(DataError, match=r"vocabulary\.json"):
             data.words_of_dataset(config)
-
-
-# --- parts of scores at their tokens
-
-
-def byte_tokenizer(*words):
-    """Byte-level BPE: 256 bytes, and words of several bytes, which may end in the middle of a character."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE({token: place for place, token in enumerate([*alphabet, *words])}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
-
-
-def written_as_bytes(tokenizer, pieces):
-    """Token ids of pieces of bytes, each one token."""
-    letters = {byte: token for token, byte in BYTES.items()}
-    names = ["".join(letters[byte] for byte in piece) for piece in pieces]
-    ids = tokenizer.convert_tokens_to_ids(names)
-    assert None not in ids
-    return ids
-
-
-def bytes_of_byte_level():
-    """GPT-2's table: printable bytes stand for themselves, the others for characters from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-BYTES = bytes_of_byte_level()
-TEXTS = [
-    "on \xe9 b",
-    "\u20ac\u20ac",
-    "a\U0001f642b\xfc",
-    "e\u0301 \ufffd x",
-]
-
-
-def spread(tokenizer, ids, parts, end_ids=()):
-    """The only row's rewards by token, and its text."""
-    ids, mask = np.array([ids]), np.ones((1, len(ids)), bool)
-    (text,) = data.decode(tokenizer, ids, mask, end_ids)
-    return np.nan_to_num(data.token_scores(tokenizer, [parts], ids, mask, end_ids)[0]).tolist(), text
-
-
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("seed", range(4))
-def test_token_scores_find_the_last_token_of_every_character_of_bytes(text, seed):
-    """Against the bytes themselves: characters cut anywhere, tokens with ends and beginnings of several."""
-    rng, encoded = random.Random(seed), text.encode()
-    cuts = range(1, len(encoded))
-    if seed:
-        cuts = sorted(rng.sample(cuts, rng.randrange(len(encoded) - 1)))
-    pieces = [encoded[i:j] for i, j in zip([0, *cuts], [*cuts, len(encoded)], strict=True)]
-    letters = {byte: token for token, byte in BYTES.items()}
-    words = {"".join(letters[byte] for byte in piece) for piece in pieces if len(piece) > 1}
-    tokenizer = byte_tokenizer(*sorted(words))
-    ids = written_as_bytes(tokenizer, pieces)
-    ends = np.cumsum([len(piece) for piece in pieces])
-    for start in range(len(text)):
-        for end in range(start + 1, len(text) + 1):
-            last_byte = len(text[:end].encode()) - 1
-            expected = int(np.searchsorted(ends, last_byte, side="right"))
-            scores, decoded = spread(tokenizer, ids, [(start, end, 1.0, "characters")])
-            assert decoded == text
-            assert scores.index(1.0) == expected and sum(scores) == 1.0
-
-
-def test_token_scores_of_bytes_that_are_no_text():
-    tokenizer = byte_tokenizer()
-    pieces = [b"a", b"\xe2", b"\x82", b"b", b"\xff"]
-    ids = written_as_bytes(tokenizer, pieces)
-    for part, token in {(0, 1): 0, (1, 2): 2, (2, 3): 3, (3, 4): 4, (0, 4): 4, (1, 3): 3}.items():
-        scores, text = spread(tokenizer, ids, [(*part, 1.0, "characters")])
-        assert text == "a\ufffdb\ufffd" and scores.index(1.0) == token
-
-
-def test_token_scores_of_a_tokenizer_that_falls_back_to_bytes_and_strips_the_first_blank():
-    """As Llama's: bytes in tokens of their own, each a replacement mark until the character is whole."""
-    euro, marks = ["<0xE2>", "<0x82>", "<0xAC>"], ["<0xEF>", "<0xBF>", "<0xBD>"]
-    vocabulary = {
-        token: place for place, token in enumerate(["<unk>", "\u2581on", "\u2581a", "b", *euro, *marks, "\u2581"])
-    }
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
-    ids = tokenizer.convert_tokens_to_ids(["\u2581", "\u2581on", *euro, "\u2581a", "b"])
-    scores, text = spread(tokenizer, tokenizer.convert_tokens_to_ids(["b", *marks, "b"]), [(0, 2, 1.0, "characters")])
-    assert text == "b\ufffdb" and scores.index(1.0) == 3
-    expected = {(0, 1): 0, (1, 2): 1, (2, 4): 1, (4, 5): 4, (0, 5): 4, (5, 6): 5, (6, 7): 5, (7, 8): 6, (3, 8): 6}
-    for part, token in expected.items():
-        scores, text = spread(tokenizer, ids, [(*part, 1.0, "characters")])
-        assert text == "  on\u20ac ab" and scores.index(1.0) == token, part
-
-
-def test_token_scores_of_words(tokenizer):
-    ids = tokenizer("unstack b a ; put-down b")["input_ids"]
-    parts = [(0, 11, 0.25, "characters"), (14, 24, 0.5, "characters"), (24, 24, 2.0, "characters")]
-    scores, text = spread(tokenizer, [*ids, tokenizer.eos_token_id], parts, None)
-    assert text == "unstack b a ; put-down b"
-    assert scores == [0, 0, 0.25, 0, 0, 0.5, 2.0]  # what is after the text goes to the end of sequence
-    # A blank between words is of neither; special tokens that do not end the text are in it.
-    scores, text = spread(tokenizer, [*ids[:2], tokenizer.pad_token_id, *ids[2:3]], [(10, 15, 1.0, "characters")], None)
-    assert text == "unstack b <pad> a" and scores == [0, 0, 1.0, 0]
-
-
-def test_token_scores_lose_nothing(tokenizer):
-    ids = np.array([tokenizer("pick-up a ; stack a b")["input_ids"]] * 3)
-    mask = np.array([[True] * 6, [True] * 2 + [False] * 4, [False] * 6])
-    parts = [
-        [(0, 9, 1.0, "characters"), (9, 9, 2.0, "characters"), (90, 99, 4.0, "characters"), (0, 9, 0.5, "characters")],
-        [(12, 17, 1.0, "characters"), (0, 7, 2.0, "characters"), (1, 1, 4.0, "tokens"), (7, 9, 8.0, "tokens")],
-        [(0, 3, 1.0, "characters")],  # a completion without a token has nothing that could be learned
-    ]
-    scores = data.token_scores(tokenizer, parts, ids, mask)
-    assert scores.dtype == np.float32 and np.isnan(scores[2]).all()
-    assert np.nan_to_num(scores).tolist() == [[0, 1.5, 0, 0, 0, 6.0], [2.0, 13.0, 0, 0, 0, 0], [0] * 6]
-    # Tokens are counted with the one that ends the completion.
-    ids = [*tokenizer("pick-up a ; stack a b")["input_ids"], tokenizer.eos_token_id]
-    parts = [(0, 1, 1.0, "tokens"), (1, 3, 2.0, "tokens"), (6, 7, 4.0, "tokens"), (3, 99, 8.0, "tokens")]
-    parts += [(0, 0, 16.0, "characters")]
-    assert spread(tokenizer, ids, parts, None)[0] == [1.0, 0, 2.0, 0, 0, 0, 28.0]
 
 
 def test_rows_beyond_a_limit_are_cut_or_left_out_and_counted(tokenizer):

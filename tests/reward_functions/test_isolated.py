@@ -12,7 +12,7 @@ from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError
 from jaxppo.reward_functions.isolated import Workers, import_function
 from jaxppo.reward_functions.registry import make_rewards
-from jaxppo.rewards import Completions, Failed, Part
+from jaxppo.rewards import Completions, Failed
 from tests.processes import is_running, wait_until
 
 needs_proc = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes in /proc")
@@ -35,8 +35,6 @@ def moody(completions, log_metric, log_extra, factor=(1,)):
         return [float("nan")]
     if text == "nothing":
         return [None]
-    if text == "parts":
-        return [[(0, 1, 0.5), (0, 2, 0.5)]]
     if text == "jax":
         return [float("jax" in sys.modules)]
     if text == "calls":
@@ -87,12 +85,11 @@ def test_workers_score_in_order_and_are_kept_until_they_end(workers):
     texts = ["x" * n for n in range(1, 9)]
     scores = score(completions(*texts, factor=list(range(8))))
     assert scores.values == [(n + 1) * n for n in range(8)]
-    assert scores.metrics == {"reward/length": 4.5} and not any(scores.parts)
+    assert scores.metrics == {"reward/length": 4.5}
     first = set(scores.extras["who"])
     assert os.getpid() not in first and 1 <= len(first) <= 2
-    scores = score(completions("nothing", "parts", "jax", "a"))
-    assert scores.values == [None, 1.0, 0.0, 1.0]  # and none has imported JAX
-    assert scores.parts == [(), (Part(0, 1, 0.5), Part(0, 2, 0.5)), (), ()]
+    scores = score(completions("nothing", "jax", "a"))
+    assert scores.values == [None, 0.0, 1.0]  # and none has imported JAX
     assert scores.extras["who"][-1] in first
     # One that ends while it is idle is replaced; all end with `close`.
     os.kill(scores.extras["who"][-1], signal.SIGKILL)
