@@ -213,9 +213,9 @@ class Fate:
         def stepped(sft, rows):
             inner = step(sft, rows)
 
-            def one(state, number):
+            def one(state, host, number):
                 self.work.append("step")
-                return inner(state, number)
+                return inner(state, host, number)
 
             return one
 

@@ -238,6 +238,7 @@ from jaxppo.run.checkpoints import Checkpoints
 from tests.run.states import assert_equal_bits, make_state, no_warning
 
 cli.set_up_jax()
+cli.quiet_orbax()
 parallel, expected = DataParallel(), make_state(1)
 assert parallel.num_devices == 1
 with Checkpoints(Path(sys.argv[1]), 9) as checkpoints:

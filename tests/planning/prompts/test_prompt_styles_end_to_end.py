@@ -68,7 +68,7 @@ def test_sft_and_train_give_chats_with_examples_and_arguments_to_the_model(tmp_p
     setup, _ = train.set_up(Run(command="train", config=config, folder=tmp_path / "ppo"))
     assert (setup.template.end_id, setup.learner.stop_ids) == (ends[0], ends)
     batch = setup.prompts.batch(0)
-    assert {*batch.texts} == {row["prompt"] for row in splits["rl"]}  # what rewards see
+    assert {*batch.prompt_texts} == {row["prompt"] for row in splits["rl"]}  # what rewards see
     assert all(turns[0] == system for turns in batch.columns["messages"])
     for encoded in (batch.columns["prompt_ids"], setup.evaluator._encoded["test"]):
         for ids in encoded:
