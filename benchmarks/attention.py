@@ -27,7 +27,7 @@ def forms(mask: jax.Array, scale: float) -> dict[str, Callable[..., jax.Array]]:
     """By name: [B, H, T, K] queries, keys and values -> [B, H, T, K]."""
     tokens = mask.shape[1]
     queries = jnp.arange(tokens)[None]
-    bias = attention.Seen(queries, mask, None).bias(queries, tokens)
+    bias = attention.causal_bias(queries, tokens, mask, None)
 
     def of_jax(implementation: str, mask: jax.Array | None) -> Callable[..., jax.Array]:
         def form(*arrays: jax.Array) -> jax.Array:

@@ -26,14 +26,12 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, ModelConfig, depth, lora
-from jaxppo.nn import layers as blocks
-from jaxppo.nn.attention import Cache
-from jaxppo.nn.layers import with_adapters
+from jaxppo.nn.attention import AttentionContext, Cache
+from jaxppo.nn.layers import Keys, with_adapters
 from jaxppo.parallel import partition, platform, stacks
+from jaxppo.types import Array, Params
 
 _LOG = logging.getLogger(__name__)
-
-Params = dict[str, Any]
 
 TPU_LANES = 128
 """Numbers that a TPU works on side by side."""
@@ -44,16 +42,16 @@ class ModelOutput(NamedTuple):
 
     Attributes:
         hidden: [B, T or R, D], after the final layer norm.
-        logits: [B, T or R, V] float32, or None where they were not asked for.
+        logits: [B, T or R, V] float32, or None if `logits` is false.
         cache: the cache with this call's keys and values written, or None where none was given.
     """
 
-    hidden: jax.Array
-    logits: jax.Array | None
+    hidden: Array
+    logits: Array | None
     cache: Cache | None
 
 
-def init_params(config: ModelConfig, key: jax.Array, head: str | None = "lm") -> Params:
+def init_params(config: ModelConfig, key: Array, head: str | None = "lm") -> Params:
     """Draw the parameters of a new model as transformers does: normal(0, initializer_range), biases 0, norms 1.
 
     GPT-2 draws the layers that write to its residual stream smaller (`GPT2Config.residual_init_scale`).
@@ -71,6 +69,7 @@ def init_params(config: ModelConfig, key: jax.Array, head: str | None = "lm") ->
     """
     if head not in ("lm", "score", None):
         raise ModelError(f"head: expected 'lm', 'score' or None, got {head!r}")
+    # A key for each, so that the trunk of a seed is the same under any head.
     trunk_key, head_key = jax.random.split(key)
     params: Params = {"trunk": _init_trunk(config, trunk_key)}
     if head == "lm" and not config.tie_word_embeddings:
@@ -81,7 +80,7 @@ def init_params(config: ModelConfig, key: jax.Array, head: str | None = "lm") ->
     return params
 
 
-def init_score_head(config: ModelConfig, key: jax.Array, scale: float | None = None, use_bias: bool = False) -> Params:
+def init_score_head(config: ModelConfig, key: Array, scale: float | None = None, use_bias: bool = False) -> Params:
     """Draw a head that maps a hidden state to one number.
 
     Args:
@@ -91,7 +90,7 @@ def init_score_head(config: ModelConfig, key: jax.Array, scale: float | None = N
         use_bias: add a bias of 0 (a value head on the policy's trunk has one, a `ForSequenceClassification` has none).
 
     Returns:
-        {"kernel": [D, 1], "bias": [1]} float32, the bias only where asked for.
+        {"kernel": [D, 1], "bias": [1]} float32, the bias only with `use_bias`.
     """
     scale = config.initializer_range if scale is None else scale
     head: Params = {"kernel": scale * jax.random.normal(key, (config.hidden_size, 1))}
@@ -105,8 +104,10 @@ def init_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
 
     Its dtype is the configuration's `compute_dtype`, or float32.
     """
-    heads = partition.heads_of_device(config.num_attention_heads, config.num_key_value_heads)
-    shape, dtype = (batch_size, heads, length, config.head_dim), config.compute_dtype or jnp.float32
+    # On several devices each has the heads that its own queries read.
+    num_heads = partition.heads_of_device(config.num_attention_heads, config.num_key_value_heads)
+    shape = (batch_size, num_heads, length, config.head_dim)
+    dtype = config.compute_dtype or jnp.float32
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers))
 
 
@@ -119,23 +120,29 @@ def densely_laid(cache: Cache) -> Cache:
     """
     if platform.current().name != "tpu":
         return cache
-    order = (0, 1, 2, 3) if cache[0][0].shape[3] % TPU_LANES == 0 else (0, 1, 3, 2)
-    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(order)), cache)
+    head_dim = cache[0][0].shape[3]
+    axis_order = (0, 1, 2, 3) if head_dim % TPU_LANES == 0 else (0, 1, 3, 2)
+    return jax.tree.map(lambda x: with_layout_constraint(x, Layout(axis_order)), cache)
 
 
 def apply(
     config: ModelConfig,
     params: Params,
-    input_ids: jax.Array,
+    input_ids: Array,
     *,
-    positions: jax.Array | None = None,
-    attention_mask: jax.Array | None = None,
+    positions: Array | None = None,
+    attention_mask: Array | None = None,
     cache: Cache | None = None,
-    cache_index: int | jax.Array = 0,
-    read: jax.Array | None = None,
+    cache_index: int | Array = 0,
+    read: Array | None = None,
     logits: bool = True,
 ) -> ModelOutput:
     """Run the model; without further arguments every token is real, whatever its id.
+
+    One function trains, scores, reads prompts and decodes, so that all of them compute the same numbers. Slots and
+    positions are two things: a slot is a column of the batch or of the cache, padding included, and says what a token
+    sees; a position counts the real tokens before a token in its row, and is what embeddings of positions get. So the
+    logits of a row do not depend on its padding.
 
     Right-padded rows need no mask: a token never sees what comes after it. Left-padded rows need `attention_mask`.
     With a cache, this call's T tokens are written to the slots `cache_index ... cache_index + T - 1`, and see all
@@ -158,37 +165,44 @@ def apply(
         Hidden states, logits and the new cache. What is computed at a padding token is finite and means nothing.
 
     Raises:
-        ModelError: `logits` are asked of parameters without a language model head.
+        ModelError: `logits` is true, and the parameters have no language model head.
         ValueError: the shapes of the arguments do not fit.
     """
-    num_slots = input_ids.shape[1] if cache is None else cache[0][0].shape[2]
+    num_new = input_ids.shape[1]
+    num_slots = num_new if cache is None else cache[0][0].shape[2]
     _check_shapes(input_ids, attention_mask, num_slots)
-    query_slots = cache_index + jnp.arange(input_ids.shape[1])
     if positions is None:
-        positions = _count_before(query_slots, attention_mask)
-    trunk = _ready(config, params["trunk"])
-    graphs = _graphs(config, _adapted(trunk))
-    rest, layers = {name: part for name, part in trunk.items() if name != "layers"}, trunk["layers"]
+        positions = _count_before(cache_index + jnp.arange(num_new), attention_mask)
+    trunk_params = _trunk_to_compute(config, params["trunk"])
+    layers = trunk_params["layers"]
+    other_params = {name: part for name, part in trunk_params.items() if name != "layers"}
+    # What is computed (graphs) apart from the weights: layers are given theirs one by one, where they are computed.
+    graphs = _graphs(config, _adapter_paths(trunk_params))
+    trunk = nnx.merge(graphs.trunk, other_params)
 
-    def run(hidden: jax.Array, shared: tuple[Any, ...]) -> tuple[jax.Array, Cache | None]:
-        if cache is None:
-            return depth.run_layers(config, graphs.layers, layers, hidden, shared, read), None
-        index = None if isinstance(cache_index, int) and cache_index == 0 else jnp.asarray(cache_index)
-        return depth.run_cached(graphs.layers, layers, hidden, shared, cache, index, read)
-
-    hidden, cache = nnx.merge(graphs.rest, rest)(input_ids, positions, attention_mask, run)
+    hidden, rotary = trunk.embed(input_ids, positions)
+    context = AttentionContext(rotary, attention_mask, read=read)
+    if cache is None:
+        hidden = depth.run_layers(config, graphs.layers, layers, hidden, context)
+    else:
+        # A number that is 0 while tracing says that the cache is empty; a traced index may be anything.
+        is_empty = isinstance(cache_index, int) and cache_index == 0
+        context = context._replace(cache_index=None if is_empty else jnp.asarray(cache_index))
+        hidden, cache = depth.run_cached(graphs.layers, layers, hidden, context, cache)
+    hidden = trunk.final_layer_norm(hidden)
     return ModelOutput(hidden, lm_logits(config, params, hidden) if logits else None, cache)
 
 
-def _ready(config: ModelConfig, trunk: Params) -> Params:
+def _trunk_to_compute(config: ModelConfig, trunk: Params) -> Params:
     """Return the parameters of a trunk in the dtype of the computation, shards of this device as they are.
 
     Layers gather theirs one by one (`nn/depth.py`), embeddings look up in them.
     """
+    # Shards travel in the dtype of the computation, so that a layer's are cast where they are gathered.
     if not partition.is_split(trunk, config.hidden_size):
         return cast(config, trunk)
-    rest = {name: part for name, part in trunk.items() if name != "layers"}
-    return cast(config, rest) | {"layers": trunk["layers"]}
+    other_params = {name: part for name, part in trunk.items() if name != "layers"}
+    return cast(config, other_params) | {"layers": trunk["layers"]}
 
 
 def cast(config: ModelConfig, tree: Any) -> Any:
@@ -206,15 +220,19 @@ def computing_in(config: ModelConfig, dtype: str, attention: str = "auto") -> Mo
         dtype: "float32" or "bfloat16".
         attention: a form of `nn/attention.py`, or "auto": plain on a CPU, elsewhere the platform's kernel.
     """
-    name = platform.current().name
+    platform_name = platform.current().name
     if attention == "auto":
-        attention = {"cpu": "plain", "gpu": "triton", "tpu": "splash"}.get(name, "blocks")
-    compute_dtype = None if dtype == "float32" else dtype
-    return dataclasses.replace(config, compute_dtype=compute_dtype, attention=attention, accelerated=name != "cpu")
+        attention = {"cpu": "plain", "gpu": "triton", "tpu": "splash"}.get(platform_name, "blocks")
+    return dataclasses.replace(
+        config,
+        compute_dtype=None if dtype == "float32" else dtype,
+        attention=attention,
+        accelerated=platform_name != "cpu",
+    )
 
 
 def with_checkpointing(config: ModelConfig, gradient_checkpointing: bool) -> ModelConfig:
-    """Return the same model, whose gradient keeps all of its layers, or their inputs alone."""
+    """Return the same model, whose gradient saves all of its layers, or their inputs alone."""
     return dataclasses.replace(config, gradient_checkpointing=gradient_checkpointing)
 
 
@@ -226,7 +244,9 @@ def for_training(config: ModelConfig, params: Params, adapter: Params | None = N
         params: what to stack.
         adapter: what will be attached to them, or its shapes.
     """
-    return stacks.stacked(params) if config.loops and stacks.can_stack((params, adapter)) else params
+    if config.loops and stacks.can_stack((params, adapter)):
+        return stacks.stacked(params)
+    return params
 
 
 def for_decoding(config: ModelConfig, params: Params) -> Params:
@@ -235,26 +255,29 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
     W + A B takes the place of W, A and B. What devices hold shards of is gathered, once for all steps, unless that is
     too much for one (`partition.decodes_split`).
     """
-    dtype, parts = config.compute_dtype, {name: params[name] for name in ("trunk", "lm_head") if name in params}
-    ready = cast(config, lora.merged(stacks.unstacked(parts), dtype))
-    if partition.decodes_split(partition.whole_bytes(ready, config.hidden_size)):
-        return params | ready
-    return params | partition.whole(ready, config.hidden_size)
+    # One product a layer for each token in place of three; other heads are not used for decoding.
+    parts = {name: params[name] for name in ("trunk", "lm_head") if name in params}
+    merged = cast(config, lora.merge_attached(stacks.unstacked(parts), config.compute_dtype))
+    # Gathered here once for all tokens; else every token travels to the shards.
+    if partition.decodes_split(partition.whole_bytes(merged, config.hidden_size)):
+        return params | merged
+    return params | partition.whole(merged, config.hidden_size)
 
 
-def lm_head_kernel(config: ModelConfig, params: Params) -> jax.Array:
+def lm_head_kernel(config: ModelConfig, params: Params) -> Array:
     """Return the language model head as a [D, V] matrix, gathered; with tied embeddings, the transposed embedding.
 
     Raises:
         ModelError: the parameters have no language model head.
     """
-    kernel, axis = stored_lm_head(config, params), 1 if config.tie_word_embeddings else 0
-    if kernel.shape[axis] != config.hidden_size:
-        kernel = partition.gathered(kernel, axis, config.compute_dtype or kernel.dtype)
+    kernel = stored_lm_head(config, params)
+    hidden_axis = 1 if config.tie_word_embeddings else 0
+    if kernel.shape[hidden_axis] != config.hidden_size:
+        kernel = partition.gathered(kernel, hidden_axis, config.compute_dtype or kernel.dtype)
     return kernel.T if config.tie_word_embeddings else kernel
 
 
-def stored_lm_head(config: ModelConfig, params: Params) -> jax.Array:
+def stored_lm_head(config: ModelConfig, params: Params) -> Array:
     """Return the language model head as it is stored: a [D, V] matrix; with tied embeddings the embedding, [V, D].
 
     It has the whole vocabulary, but may be this device's shard of the hidden size, which is not cast.
@@ -262,12 +285,16 @@ def stored_lm_head(config: ModelConfig, params: Params) -> jax.Array:
     Raises:
         ModelError: the parameters have no language model head.
     """
-    part, vocab_axis = _part_of_lm_head(config, params), 0 if config.tie_word_embeddings else 1
+    part = _device_lm_head(config, params)
+    vocab_axis = 0 if config.tie_word_embeddings else 1
     is_shard = part.shape[1 - vocab_axis] != config.hidden_size
-    return partition.all_parts(part if is_shard else cast(config, part), vocab_axis, config.vocab_size)
+    # A shard is cast block by block where it is gathered (`head_logprobs`), not whole.
+    if not is_shard:
+        part = cast(config, part)
+    return partition.all_parts(part, vocab_axis, config.vocab_size)
 
 
-def _part_of_lm_head(config: ModelConfig, params: Params) -> jax.Array:
+def _device_lm_head(config: ModelConfig, params: Params) -> Array:
     """Return what this device has of `stored_lm_head`."""
     if config.tie_word_embeddings:
         return params["trunk"]["embed_in"]["embedding"]
@@ -276,25 +303,27 @@ def _part_of_lm_head(config: ModelConfig, params: Params) -> jax.Array:
     return params["lm_head"]["kernel"]
 
 
-def lm_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
+def lm_logits(config: ModelConfig, params: Params, hidden: Array) -> Array:
     """Compute the logits of the next token from hidden states: [..., D] -> [..., V] float32.
 
     Those of a padded vocabulary, from `num_tokens` on, are -inf. To leave them out of the matrix would be a copy of it.
     """
-    part = cast(config, _part_of_lm_head(config, params))
+    part = cast(config, _device_lm_head(config, params))
     kernel = part.T if config.tie_word_embeddings else part
-    has_part = kernel.shape[1] < config.vocab_size
+    # As one matrix, see `Linear`.
     rows = hidden.reshape(-1, hidden.shape[-1])
-    rows = partition.enter(rows) if has_part else rows
-    of_part = partition.product(rows, kernel, partition.WIDENS, config.hidden_size, jnp.float32)
-    logits: Any = partition.all_parts(of_part, 1, config.vocab_size)
+    has_part = kernel.shape[1] < config.vocab_size
+    if has_part:
+        rows = partition.enter(rows)
+    device_logits = partition.product(rows, kernel, partition.WIDENS, config.hidden_size, jnp.float32)
+    logits: Any = partition.all_parts(device_logits, 1, config.vocab_size)
     logits = logits.reshape(*hidden.shape[:-1], -1)
     if config.num_tokens is None:
         return logits
     return jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)
 
 
-def scores(params: Params, hidden: jax.Array) -> jax.Array:
+def scores(params: Params, hidden: Array) -> Array:
     """Compute one number per hidden state, hidden @ kernel (+ bias): [..., D] -> [...] float32.
 
     Args:
@@ -309,69 +338,80 @@ def scores(params: Params, hidden: jax.Array) -> jax.Array:
 class _Graphs(NamedTuple):
     """What a trunk computes, apart from its weights."""
 
-    rest: nnx.GraphDef
+    trunk: nnx.GraphDef  # without its layers
     layers: tuple[nnx.GraphDef, ...]
 
 
+# Modules of a deep model take a while to build, and every program of a run asks for them.
 @lru_cache(maxsize=32)
-def _graphs(config: ModelConfig, adapted: tuple[str, ...]) -> _Graphs:
+def _graphs(config: ModelConfig, adapter_paths: tuple[str, ...]) -> _Graphs:
     """Return the graphs of a trunk whose linear layers at these paths have adapters."""
     numbers = [str(i) for i in range(config.num_hidden_layers)]
-    paths = {path.replace(f"layers/{stacks.ALL}/", f"layers/{i}/"): None for path in adapted for i in numbers}
-    trunk: Any = nnx.eval_shape(lambda: with_adapters(FAMILIES[config.model_type].trunk(config, blocks.Keys(0)), paths))
-    of_layers = tuple(nnx.split(trunk.layers[i])[0] for i in numbers)
+    paths: dict[str, None] = {}
+    for path in adapter_paths:
+        # A stacked layer stands for all of them.
+        for number in numbers:
+            paths[path.replace(f"layers/{stacks.ALL}/", f"layers/{number}/")] = None
+
+    def make_trunk() -> nnx.Module:
+        return with_adapters(FAMILIES[config.model_type].trunk(config, Keys(0)), paths)
+
+    trunk: Any = nnx.eval_shape(make_trunk)
+    layer_graphs = tuple(nnx.split(trunk.layers[number])[0] for number in numbers)
+    # They are merged with their weights one by one in `depth.py`.
     del trunk.layers
-    return _Graphs(nnx.split(trunk)[0], of_layers)
+    return _Graphs(nnx.split(trunk)[0], layer_graphs)
 
 
-def _adapted(tree: Params, path: tuple[str, ...] = ()) -> tuple[str, ...]:
+def _adapter_paths(tree: Params, path: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the paths of the layers with an adapter, in the order of the tree."""
     if "lora_a" in tree:
         return ("/".join(path),)
-    children = ((name, child) for name, child in tree.items() if isinstance(child, dict))
-    return tuple(found for name, child in children for found in _adapted(child, (*path, name)))
+    paths: list[str] = []
+    for name, child in tree.items():
+        if isinstance(child, dict):
+            paths += _adapter_paths(child, (*path, name))
+    return tuple(paths)
 
 
 @partial(jax.jit, static_argnums=0)
-def _init_trunk(config: ModelConfig, key: jax.Array) -> Params:
-    return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, blocks.Keys(key)))[1])
+def _init_trunk(config: ModelConfig, key: Array) -> Params:
+    return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, Keys(key)))[1])
 
 
-def check_length(config: ModelConfig, tokens: int, what: str, model_max_length: int | None = None) -> None:
+def check_length(config: ModelConfig, tokens: int, rows_name: str, model_max_length: int | None = None) -> None:
     """Check how long rows are; warn once where they are longer than those that the model was made for.
 
     Args:
         config: of the model.
         tokens: real tokens of the longest row.
-        what: names the rows.
+        rows_name: what they are, for the message.
         model_max_length: what the tokenizer says of the model.
 
     Raises:
-        ModelError: the model does not know so many positions.
+        ModelError: the model has fewer positions.
     """
     if config.max_length is not None and tokens > config.max_length:
         limit = f"at most {config.max_length} tokens (positions of this {config.model_type} model)"
-        raise ModelError(f"{what}: expected {limit}, got {tokens}")
+        raise ModelError(f"{rows_name}: expected {limit}, got {tokens}")
+    # Rotary embeddings compute any position; beyond these the model was not trained.
     limits = {"max_position_embeddings": config.max_position_embeddings}
     if model_max_length is not None:
         limits["model_max_length"] = model_max_length
-    name, limit = min(limits.items(), key=lambda entry: entry[1])
-    if tokens > limit:
+    # The lower of the two: tokenizers and models are sometimes published with different ones.
+    name = min(limits, key=lambda key: limits[key])
+    limit = limits[name]
+    # Once for a model: training, value model and evaluation all ask.
+    if tokens > limit and limit not in _warned_limits:
+        _warned_limits.add(limit)
         made_for = f"this {config.model_type} model was made for {limit} ({name})"
-        _warn_of_length(limit, f"{what}: {tokens} tokens, and {made_for}")
+        _LOG.warning(f"{rows_name}: {tokens} tokens, and {made_for}")
 
 
-_warned_of_length: set[int] = set()
+_warned_limits: set[int] = set()
 
 
-def _warn_of_length(limit: int, message: str) -> None:
-    """Warn once of a model: training, value model and evaluation all ask."""
-    if limit not in _warned_of_length:
-        _warned_of_length.add(limit)
-        _LOG.warning(message)
-
-
-def _check_shapes(input_ids: jax.Array, attention_mask: jax.Array | None, num_slots: int) -> None:
+def _check_shapes(input_ids: Array, attention_mask: Array | None, num_slots: int) -> None:
     b, t = input_ids.shape
     if t > num_slots:
         raise ValueError(f"cache: expected at least {t} slots for input_ids of shape {(b, t)}, got {num_slots}")
@@ -379,9 +419,10 @@ def _check_shapes(input_ids: jax.Array, attention_mask: jax.Array | None, num_sl
         raise ValueError(f"attention_mask: expected shape {(b, num_slots)}, got {attention_mask.shape}")
 
 
-def _count_before(query_slots: jax.Array, attention_mask: jax.Array | None) -> jax.Array:
+def _count_before(query_slots: Array, attention_mask: Array | None) -> Array:
     """[B or 1, T] int32: the number of real tokens before each new token."""
     if attention_mask is None:
         return query_slots[None]
-    before = jnp.arange(attention_mask.shape[1]) < query_slots[:, None]
-    return (before & attention_mask[:, None].astype(bool)).sum(axis=-1)
+    # Padding before a token does not count: a row's numbers are those that it has without padding.
+    is_earlier = jnp.arange(attention_mask.shape[1]) < query_slots[:, None]
+    return (is_earlier & attention_mask[:, None].astype(bool)).sum(axis=-1)

@@ -142,7 +142,7 @@ def _read(config: RewardModelConfig, folder: Path, placement: hf.Placement | Non
 
 def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
     family = next(iter(FAMILIES.values()))  # there is no setting: the first of the table
-    return family.fresh(
+    return family.new_config(
         vocab_size=bucket(len(tokenizer)),
         hidden_size=config.hidden_size,
         num_hidden_layers=config.num_hidden_layers,

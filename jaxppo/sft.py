@@ -68,7 +68,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
     options = {"num_key_value_heads": config.num_attention_heads, "rotary_pct": 1.0} | (config.model_kwargs or {})
-    model = family_of(config.model_type).fresh(
+    model = family_of(config.model_type).new_config(
         model_type=config.model_type,
         vocab_size=data.bucket(len(tokenizer)),
         hidden_size=config.hidden_size,

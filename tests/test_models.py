@@ -126,7 +126,7 @@ def test_right_padding_may_reach_past_the_positions_of_gpt2(cached):
 
 
 def test_check_length_warns_once_of_rows_that_the_model_was_not_made_for_and_refuses_what_it_cannot_read(caplog):
-    models._warned_of_length.clear()
+    models._warned_limits.clear()
     config = dataclasses.replace(CONFIGS["llama"], max_position_embeddings=100)
     models.check_length(config, 100, "prompt", model_max_length=10**30)
     assert not caplog.records

@@ -46,7 +46,7 @@ from jaxppo.hf.names import (
 from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, save_tokenizer, with_tokens
 from jaxppo.models import Params, init_params
 from jaxppo.nn import ModelConfig, family_of
-from jaxppo.nn.lora import put
+from jaxppo.nn.lora import set_path
 from jaxppo.parallel import stacks
 from jaxppo.run import activity
 
@@ -227,7 +227,7 @@ def load_model(
                 array = jax.ShapeDtypeStruct(shape, array_dtype or jnp.float32)
             else:
                 array = _read(name, tensors[name], entry, array_dtype, placement)
-            put(params, entry.path, array)
+            set_path(params, entry.path, array)
     return Loaded(config, params, folder, tuple(entries), fresh, unused, shapes_only)
 
 

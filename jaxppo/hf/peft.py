@@ -29,7 +29,7 @@ from jaxppo.hf.files import (
 from jaxppo.hf.folders import check_replaceable
 from jaxppo.hf.names import REWARD_BIAS
 from jaxppo.nn import ModelConfig, family_of
-from jaxppo.nn.lora import LoraConfig, fingerprint, linear_layers, put
+from jaxppo.nn.lora import LoraConfig, fingerprint, linear_layers, set_path
 from jaxppo.types import Params
 
 CONFIG_FILE = "adapter_config.json"
@@ -183,7 +183,7 @@ def load_adapter(
             shape = tuple(tensor.get_shape())
             if shape != expected_shape:
                 raise ModelError(f"{name}: expected shape {expected_shape} on this base, got {shape}")
-            put(adapter, path, jnp.asarray(cast(name, read_weights(name, tensor), "float32").T))
+            set_path(adapter, path, jnp.asarray(cast(name, read_weights(name, tensor), "float32").T))
         _check_complete(adapter)
         # A layer that the settings name and the file lacks would stay as it is, without a word.
         if lora.target_modules is not None:

@@ -21,17 +21,25 @@ FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2, **LLAMA}
 _EXPERTS = "a mixture of experts, which needs a router and a loss that balances it"
 _VISION = "a model with a vision tower; its text part alone would have to come as a folder of its own"
 _GEMMA = "Gemma, which needs norms of 1 + w and scaled embeddings"
-NOT_COVERED = {
+UNSUPPORTED = {
     "gemma": _GEMMA,
     "gemma2": f"{_GEMMA}, four norms a layer and capped logits",
     "gemma3_text": f"{_GEMMA}, four norms a layer and two bases of rotary frequencies",
     "phi": "Phi, which needs partial rotary embeddings in parallel blocks and a head with a bias",
     "phi3": "Phi-3, which needs fused projections and rotary frequencies of the kind longrope",
     "granite": "Granite, which needs its four multipliers",
-    "olmo2": "OLMo 2, which needs norms behind attention and MLP, and of whole queries and keys",
+    "olmo2": "OLMo 2, which needs norms after attention and MLP, and of whole queries and keys",
     "qwen3_5": "Qwen3.5, which needs layers of linear attention",
-    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"), _EXPERTS),
-    **dict.fromkeys(("gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llama4", "mistral3"), _VISION),
+    "mixtral": _EXPERTS,
+    "qwen2_moe": _EXPERTS,
+    "qwen3_moe": _EXPERTS,
+    "gpt_oss": _EXPERTS,
+    "gemma3": _VISION,
+    "qwen2_vl": _VISION,
+    "qwen2_5_vl": _VISION,
+    "qwen3_vl": _VISION,
+    "llama4": _VISION,
+    "mistral3": _VISION,
 }
 """`model_type` -> what it is, and what computing it would need."""
 
@@ -42,10 +50,11 @@ def family_of(model_type: object) -> Family:
     Raises:
         ModelError: there is none of this name.
     """
-    if str(model_type) not in FAMILIES:
-        what = f" ({NOT_COVERED[str(model_type)]})" if str(model_type) in NOT_COVERED else ""
-        raise ModelError(f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}{what}")
-    return FAMILIES[str(model_type)]
+    name = str(model_type)
+    if name not in FAMILIES:
+        description = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
+        raise ModelError(f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}{description}")
+    return FAMILIES[name]
 
 
 def trunk_shapes(config: ModelConfig) -> Params:

@@ -1,7 +1,14 @@
 """The layers of a model one after the other: each in its own place of the program, or all in one loop.
 
-A loop is compiled once, however deep the model is, and says what the gradient keeps of every layer. It takes the layers
+A loop is compiled once, however deep the model is, and says what the gradient saves of every layer. It takes the layers
 stacked (`parallel/stacks.py`); those that are not are stacked first, which is a copy.
+
+Three things are decided here, and none of them changes a number. *Loop or not*: `ModelConfig.loops`.
+*What the gradient saves of a layer*: everything, the results of its large products alone, or its input alone; each of
+the three is a function `_saving_...` around the same `_run_layer`. *Where weights are gathered*: a device that has
+shards gathers a layer's weights inside that function, so that they are dropped after the layer and gathered again for
+its gradient, and no device ever holds all layers. The last layer is apart from the others in all of this: it computes
+only the tokens that are read, and its gradient comes first, so that what it saves is held for no time.
 
 Shape letters: B rows, T tokens, R of them that are read, D hidden size.
 """
@@ -9,174 +16,182 @@ Shape letters: B rows, T tokens, R of them that are read, D hidden size.
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.nn.attention import KEPT, Cache, LayerCache
+from jaxppo.nn.attention import SAVED, AttentionContext, Cache, LayerCache
 from jaxppo.nn.config import ModelConfig
 from jaxppo.parallel import partition, stacks
-from jaxppo.types import Params
+from jaxppo.types import Array, Params
+
+GATHERED = "gathered"
+"""Name of weights that a device has gathered, which no gradient saves."""
 
 
 def run_layers(
     config: ModelConfig,
     graphs: Sequence[nnx.GraphDef],
     layers: Params,
-    hidden: jax.Array,
-    shared: tuple[Any, ...],
-    read: jax.Array | None,
-) -> jax.Array:
-    """Pass the residual stream through `layer(hidden, *shared, None, None, read)` for each in order.
+    hidden: Array,
+    context: AttentionContext,
+) -> Array:
+    """Pass the residual stream through `layer(hidden, context)` for each in order, without a cache.
 
-    Layers of one kind are traced and lowered once, whatever their number. All but the last get `read` None: they read
-    every token. The last one computes only keys and values of the tokens that are not read.
+    Layers of one kind are traced and lowered once, however many there are. All but the last read every token; the last
+    one computes only keys and values of the tokens that are not read.
 
     Args:
-        config: says whether they are a loop, and what their gradient keeps (`accelerated`, `gradient_checkpointing`).
+        config: says whether they are a loop, and what their gradient saves (`accelerated`, `gradient_checkpointing`).
         graphs: what each of them computes.
         layers: their weights, by their numbers "0", "1", ..., or stacked.
         hidden: [B, T, D], the input of the first one.
-        shared: what every layer gets.
-        read: [B, R] int, tokens whose result is wanted; None: all.
+        context: of the last one.
 
     Returns:
         [B, R or T, D].
     """
-    run, last = _remembering(config), len(graphs) - 1
+    last = len(graphs) - 1
+    # Later layers attend to every token, so that all but the last compute every token.
+    all_tokens = context._replace(read=None)
+    run_layer = _layer_function(config)
     if stacks.is_stacked(layers) or config.loops:
-        hidden = _run_loops(run, graphs[:last], layers, hidden, shared)
+        hidden = _scan_layers(run_layer, graphs[:last], layers, hidden, all_tokens)
     else:
         for i in range(last):
-            hidden = run(graphs[i], layers[str(i)], hidden, shared, None)
-    # The gradient begins with the last layer: what it keeps of it is held for no time.
-    run = _keeping_all if config.gradient_checkpointing else run
-    return run(graphs[last], _part(layers, last), hidden, shared, read)
+            hidden = run_layer(graphs[i], layers[str(i)], hidden, all_tokens)
+    # The gradient begins with the last layer: what it saves of it is held for no time.
+    run_last = _saving_all if config.gradient_checkpointing else run_layer
+    return run_last(graphs[last], _layer_weights(layers, last), hidden, context)
 
 
-def _run_loops(
-    run: Callable[..., jax.Array], graphs: Sequence[nnx.GraphDef], layers: Params, hidden: jax.Array, shared: Any
-) -> jax.Array:
+def _scan_layers(
+    run_layer: Callable[..., Array],
+    graphs: Sequence[nnx.GraphDef],
+    layers: Params,
+    hidden: Array,
+    context: AttentionContext,
+) -> Array:
     """Make a loop of the layers of one kind that follow one another."""
 
-    def kind(i: int) -> Any:
-        return graphs[i], None if stacks.is_stacked(layers) else stacks.kind_of(layers[str(i)])
+    # Layers may differ in what they compute (windows, rotation) and in their weights (adapters on some of them).
+    def kind(i: int) -> tuple[nnx.GraphDef, object]:
+        weights_kind = None if stacks.is_stacked(layers) else stacks.kind_of(layers[str(i)])
+        return graphs[i], weights_kind
 
     for (graph, _), numbers in itertools.groupby(range(len(graphs)), kind):
 
-        def step(hidden: jax.Array, weights: Params, graph: nnx.GraphDef = graph) -> tuple[jax.Array, None]:
-            return run(graph, weights, hidden, shared, None), None
+        def step(hidden: Array, weights: Params, graph: nnx.GraphDef = graph) -> tuple[Array, None]:
+            return run_layer(graph, weights, hidden, context), None
 
-        of_kind = list(numbers)
-        hidden, _ = jax.lax.scan(step, hidden, _together(layers, of_kind[0], of_kind[-1] + 1))
+        # `groupby` gives the numbers once: the loop needs the first and the last of them.
+        group = list(numbers)
+        hidden, _ = jax.lax.scan(step, hidden, _stack_weights(layers, group[0], group[-1] + 1))
     return hidden
 
 
-def _part(layers: Params, i: int) -> Params:
-    return jax.tree.map(lambda x: x[i], layers[stacks.ALL]) if stacks.is_stacked(layers) else layers[str(i)]
+def _layer_weights(layers: Params, i: int) -> Params:
+    if stacks.is_stacked(layers):
+        return jax.tree.map(lambda x: x[i], layers[stacks.ALL])
+    return layers[str(i)]
 
 
-def _together(layers: Params, first: int, stop: int) -> Params:
-    """Return the layers from `first` to before `stop`, stacked."""
+def _stack_weights(layers: Params, first: int, stop: int) -> Params:
+    """Return the weights of the layers from `first` to before `stop`, stacked."""
     if stacks.is_stacked(layers):
         return jax.tree.map(lambda x: x[first:stop], layers[stacks.ALL])
-    chosen = {str(i - first): layers[str(i)] for i in range(first, stop)}
-    return stacks.stacked({"layers": chosen})["layers"][stacks.ALL]
+    group = {str(i - first): layers[str(i)] for i in range(first, stop)}
+    return stacks.stacked({"layers": group})["layers"][stacks.ALL]
 
 
 def run_cached(
     graphs: Sequence[nnx.GraphDef],
     layers: Params,
-    hidden: jax.Array,
-    shared: tuple[Any, ...],
+    hidden: Array,
+    context: AttentionContext,
     cache: Cache,
-    cache_index: jax.Array | None,
-    read: jax.Array | None,
-) -> tuple[jax.Array, Cache]:
+) -> tuple[Array, Cache]:
     """Do as `run_layers` with a cache, each layer in its own place: a loop would copy the cache.
 
     Args:
         graphs: see `run_layers`.
         layers: see `run_layers`.
         hidden: see `run_layers`.
-        shared: see `run_layers`.
+        context: see `run_layers`.
         cache: of all layers.
-        cache_index: slot of the first token; None: the cache is empty.
-        read: see `run_layers`.
 
     Returns:
         [B, R or T, D] and the new cache.
     """
-    new_cache, last = [], len(graphs) - 1
+    last = len(graphs) - 1
+    # No choice of what the gradient saves: nothing is learned through a cache.
+    new_cache = []
     for i, graph in enumerate(graphs):
-        of_these = read if i == last else None
-        weights = _part(layers, i)
-        hidden, layer_cache = _run_with_cache(graph, weights, hidden, shared, cache[i], cache_index, of_these)
+        weights = _layer_weights(layers, i)
+        layer_context = context._replace(cache=cache[i], read=context.read if i == last else None)
+        hidden, layer_cache = _run_layer_cached(graph, weights, hidden, layer_context)
         new_cache.append(layer_cache)
     return hidden, tuple(new_cache)
 
 
-# ------------------------------------------------------------------------------- what the gradient keeps of a layer
+# ------------------------------------------------------------------------------ what the gradient saves of a layer
 
 
-def _remembering(config: ModelConfig) -> Callable[..., jax.Array]:
-    """Return `_run_layer` as the gradient of this model is to keep it."""
+def _layer_function(config: ModelConfig) -> Callable[..., Array]:
+    """Return `_run_layer` as the gradient of this model is to save it."""
     if config.gradient_checkpointing:
-        return _keeping_inputs
-    return _keeping_named if config.accelerated else _keeping_all
+        return _saving_inputs
+    return _saving_named if config.accelerated else _saving_all
 
 
-def _gathered(weights: Params, hidden: jax.Array) -> Params:
-    """Gather weights of which this device has shards: now, and again for the gradient, which does not keep them."""
+def _gather_weights(weights: Params, hidden: Array) -> Params:
+    """Gather weights of which this device has shards: now, and again for the gradient, which does not save them."""
     if not partition.is_split(weights, hidden.shape[-1]):
         return weights
-    return checkpoint_name(partition.whole(weights, hidden.shape[-1], hidden.dtype), "gathered")
+    # In the dtype of the computation: half the bytes travel where that is bfloat16.
+    return checkpoint_name(partition.whole(weights, hidden.shape[-1], hidden.dtype), GATHERED)
+
+
+# Under `jax.jit`, so that layers with the same graph and shapes are traced and lowered once.
+@partial(jax.jit, static_argnums=0)
+def _run_layer(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
+    # Inside of what the gradient computes again, so that gathered weights are dropped with the layer.
+    layer = nnx.merge(graph, _gather_weights(weights, hidden))
+    return layer(hidden, context)[0]
 
 
 @partial(jax.jit, static_argnums=0)
-def _run_layer(
-    graph: nnx.GraphDef, weights: Params, hidden: jax.Array, shared: tuple[Any, ...], read: jax.Array | None
-) -> jax.Array:
-    return nnx.merge(graph, _gathered(weights, hidden))(hidden, *shared, None, None, read)[0]
+def _run_layer_cached(
+    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
+) -> tuple[Array, LayerCache]:
+    # Single tokens travel to the weights instead (`partition.product`): they are less.
+    if hidden.shape[1] > 1:
+        weights = _gather_weights(weights, hidden)
+    return nnx.merge(graph, weights)(hidden, context)
 
 
 @partial(jax.jit, static_argnums=0)
-def _run_with_cache(
-    graph: nnx.GraphDef,
-    weights: Params,
-    hidden: jax.Array,
-    shared: tuple[Any, ...],
-    cache: LayerCache,
-    cache_index: jax.Array | None,
-    read: jax.Array | None,
-) -> tuple[jax.Array, LayerCache]:
-    if hidden.shape[1] > 1:  # single tokens travel to the weights (`partition.product`): they are less
-        weights = _gathered(weights, hidden)
-    return nnx.merge(graph, weights)(hidden, *shared, cache, cache_index, read)
-
-
-@partial(jax.jit, static_argnums=0)
-def _keeping_all(graph: nnx.GraphDef, weights: Params, hidden: jax.Array, *rest: Any) -> jax.Array:
-    """Keep all but gathered weights, so that no device ever holds all layers."""
+def _saving_all(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
+    """Save all but gathered weights, so that no device ever holds all layers."""
+    # Without shards there is nothing to leave out.
     if not partition.is_split(weights, hidden.shape[-1]):
-        return _run_layer(graph, weights, hidden, *rest)
-    kept = jax.checkpoint_policies.save_anything_except_these_names("gathered")
-    return jax.checkpoint(partial(_run_layer, graph), policy=kept)(weights, hidden, *rest)
+        return _run_layer(graph, weights, hidden, context)
+    policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+    return jax.checkpoint(partial(_run_layer, graph), policy=policy)(weights, hidden, context)
 
 
 @partial(jax.jit, static_argnums=0)
-def _keeping_named(graph: nnx.GraphDef, weights: Params, hidden: jax.Array, *rest: Any) -> jax.Array:
-    """Keep what goes into attention and into the activation; what lies between, and fused attention, is computed again.
+def _saving_named(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
+    """Save what goes into attention and into the activation; what lies between, and fused attention, is computed again.
 
     No product with weights is computed again (docs/accelerators.md has what it takes).
     """
-    named = jax.checkpoint_policies.save_only_these_names(KEPT)
-    return jax.checkpoint(partial(_run_layer, graph), policy=named, prevent_cse=False)(weights, hidden, *rest)
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED)
+    return jax.checkpoint(partial(_run_layer, graph), policy=policy, prevent_cse=False)(weights, hidden, context)
 
 
 @partial(jax.jit, static_argnums=0)
-def _keeping_inputs(graph: nnx.GraphDef, weights: Params, hidden: jax.Array, *rest: Any) -> jax.Array:
-    """Keep the input alone. In a loop: elsewhere XLA on the CPU finds that the second computation is the first."""
-    return jax.checkpoint(partial(_run_layer, graph), prevent_cse=False)(weights, hidden, *rest)
+def _saving_inputs(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
+    """Save the input alone. In a loop: elsewhere XLA on the CPU finds that the second computation is the first."""
+    return jax.checkpoint(partial(_run_layer, graph), prevent_cse=False)(weights, hidden, context)

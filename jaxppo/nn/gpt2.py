@@ -4,12 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.attention import Cache, LayerCache, Run, attend_cached
-from jaxppo.nn.blocks import columns
+from jaxppo.nn.attention import AttentionContext, LayerCache, attend_cached
 from jaxppo.nn.config import (
     SCORE_NAMES,
     Family,
@@ -20,9 +18,19 @@ from jaxppo.nn.config import (
     linear_names,
     norm_names,
 )
-from jaxppo.nn.layers import ACTIVATIONS, Linear, embedding, kept, layer_norm, look_up, project
+from jaxppo.nn.layers import (
+    ACTIVATIONS,
+    Linear,
+    embed,
+    embedding,
+    layer_norm,
+    pre_norm_layer,
+    project_qkv,
+    saved_residual,
+)
 from jaxppo.parallel import partition
 from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
+from jaxppo.types import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,7 @@ class GPT2Config(ModelConfig):
 
     def attention_scale(self, layer: int) -> float:
         """Factor of the attention scores of a layer."""
+        # The two settings are independent: either divides by itself.
         scale = self.head_dim**-0.5 if self.scale_attn_weights else 1.0
         return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
 
@@ -70,25 +79,21 @@ class GPT2Attention(nnx.Module):
     """Multi-head self-attention with one projection to all queries, then all keys, then all values."""
 
     def __init__(self, config: GPT2Config, layer: int, rngs: nnx.Rngs):
-        self.num_heads, self.form = config.num_attention_heads, config.attention
+        size = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.form = config.attention
         self.scale = config.attention_scale(layer)
-        self.c_attn = Linear(config, config.hidden_size, 3 * config.hidden_size, rngs=rngs)
-        sizes, scale = (config.hidden_size, config.hidden_size), config.residual_init_scale
-        self.c_proj = Linear(config, *sizes, init_scale=scale, axes=NARROWS, rngs=rngs)
+        # The order in which layers are drawn is part of what a seed means.
+        self.c_attn = Linear(config, size, 3 * size, rngs=rngs)
+        self.c_proj = Linear(config, size, size, init_scale=config.residual_init_scale, axes=NARROWS, rngs=rngs)
 
-    def __call__(
-        self,
-        x_btd: jax.Array,
-        mask: jax.Array | None,
-        cache: LayerCache | None,
-        cache_index: jax.Array | None,
-        read: jax.Array | None,
-    ) -> tuple[jax.Array, LayerCache | None]:
+    def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
-        shape = (3, -1, x_btd.shape[2] // self.num_heads)
-        of_all = project(self.c_attn, x_btd, read, shape, axis=0)
-        query, key, value = (partition.own_heads(x, self.num_heads, self.num_heads) for x in of_all)
-        attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read, self.form, self.scale)
+        qkv_shape = (3, -1, x_btd.shape[2] // self.num_heads)
+        qkv = project_qkv(self.c_attn, x_btd, context.read, qkv_shape, axis=0)
+        # A part of the fused columns would be no heads, so that every device computes all of them and takes its own.
+        query, key, value = [partition.own_heads(x, self.num_heads, self.num_heads) for x in qkv]
+        attended, cache = attend_cached(query, key, value, context, self.form, self.scale)
         return self.c_proj(attended), cache
 
 
@@ -96,63 +101,49 @@ class GPT2Mlp(nnx.Module):
     """Two linear layers around the activation."""
 
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
+        size = config.hidden_size
+        inner = config.intermediate_size
         self.activation = ACTIVATIONS[config.hidden_act]
-        self.c_fc = Linear(config, config.hidden_size, config.intermediate_size, rngs=rngs)
-        sizes, scale = (config.intermediate_size, config.hidden_size), config.residual_init_scale
-        self.c_proj = Linear(config, *sizes, init_scale=scale, axes=NARROWS, rngs=rngs)
+        self.c_fc = Linear(config, size, inner, rngs=rngs)
+        self.c_proj = Linear(config, inner, size, init_scale=config.residual_init_scale, axes=NARROWS, rngs=rngs)
 
-    def __call__(self, x_btd: jax.Array) -> jax.Array:
+    def __call__(self, x_btd: Array) -> Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
-        return self.c_proj(self.activation(kept(self.c_fc(x_btd))))
+        return self.c_proj(self.activation(saved_residual(self.c_fc(x_btd))))
 
 
 class GPT2Layer(nnx.Module):
     """Attention, then MLP, around one residual stream."""
 
     def __init__(self, config: GPT2Config, layer: int, rngs: nnx.Rngs):
-        self.ln_1, self.ln_2 = layer_norm(config, rngs), layer_norm(config, rngs)
+        self.ln_1 = layer_norm(config, rngs)
+        self.ln_2 = layer_norm(config, rngs)
         self.attn = GPT2Attention(config, layer, rngs)
         self.mlp = GPT2Mlp(config, rngs)
 
-    def __call__(
-        self,
-        x_btd: jax.Array,
-        mask: jax.Array | None,
-        cache: LayerCache | None,
-        cache_index: jax.Array | None,
-        read: jax.Array | None,
-    ) -> tuple[jax.Array, LayerCache | None]:
+    def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
-        attended, cache = self.attn(self.ln_1(x_btd), mask, cache, cache_index, read)
-        x_btd = attended + columns(x_btd, read, 1)
-        return self.mlp(self.ln_2(x_btd)) + x_btd, cache
+        return pre_norm_layer(
+            x_btd, context, attention_norm=self.ln_1, attention=self.attn, mlp_norm=self.ln_2, mlp=self.mlp
+        )
 
 
 class GPT2Trunk(nnx.Module):
     """GPT-2 without a head. Source: transformers modeling_gpt2.py, GPT2Model."""
 
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
-        self.config = config
         self.embed_in = embedding(config, config.vocab_size, rngs)
         self.embed_positions = embedding(config, config.max_position_embeddings, rngs)
         self.layers = nnx.Dict({str(i): GPT2Layer(config, i, rngs) for i in range(config.num_hidden_layers)})
         self.final_layer_norm = layer_norm(config, rngs)
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array | None,
-        run: Run,
-    ) -> tuple[jax.Array, Cache | None]:
-        """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
+    def embed(self, input_ids: Array, positions: Array) -> tuple[Array, None]:
+        """Map token ids to the input of the first layer, see `Family.trunk`.
 
-        Arguments as of `NeoXTrunk`. Positions past the table take its last row: right padding may reach there, real
-        tokens must not (`ModelConfig.max_length`).
+        Positions past the table take its last row: right padding may reach there, real tokens must not
+        (`ModelConfig.max_length`).
         """
-        hidden = look_up(self.embed_in, input_ids) + look_up(self.embed_positions, positions, mode="clip")
-        hidden, cache = run(hidden, (mask,))
-        return self.final_layer_norm(hidden), cache
+        return embed(self.embed_in, input_ids) + embed(self.embed_positions, positions, mode="clip"), None
 
 
 # Field of our configuration -> key in transformers.
@@ -181,19 +172,25 @@ def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     """Also reads some names that other families have (`hidden_size` for `n_embd`): those that transformers reads."""
     if raw.get("add_cross_attention"):
         raise ModelError("add_cross_attention: expected false (no encoder to attend to), got true")
-    given = _DEFAULTS | raw | {_KEYS[name]: raw[name] for name in _SHARED_NAMES if name in raw}
-    fields = {name: given[key] for name, key in _KEYS.items() if key in given}
-    inner, size = raw.get("n_inner"), fields["hidden_size"]
-    fields["intermediate_size"] = 4 * size if inner is None and isinstance(size, int) else inner
+    shared = {_KEYS[name]: raw[name] for name in _SHARED_NAMES if name in raw}
+    settings = _DEFAULTS | raw | shared
+    # What neither the file nor `_DEFAULTS` has is left to the defaults of `GPT2Config`.
+    fields = {name: settings[key] for name, key in _KEYS.items() if key in settings}
+    hidden_size = fields["hidden_size"]
+    intermediate_size = raw.get("n_inner")
+    if intermediate_size is None and isinstance(hidden_size, int):
+        intermediate_size = 4 * hidden_size
     special = {name: raw.get(name, _END_OF_TEXT) for name in ("bos_token_id", "eos_token_id")}
-    return fields | special
+    return fields | {"intermediate_size": intermediate_size} | special
 
 
 def _to_hf(config: GPT2Config) -> dict[str, Any]:
-    inner = None if config.intermediate_size == 4 * config.hidden_size else config.intermediate_size
-    return {key: getattr(config, name) for name, key in _KEYS.items()} | {
+    fields = {key: getattr(config, name) for name, key in _KEYS.items()}
+    # null is what published files say for the default size.
+    is_default_size = config.intermediate_size == 4 * config.hidden_size
+    return fields | {
         "model_type": "gpt2",
-        "n_inner": inner,
+        "n_inner": None if is_default_size else config.intermediate_size,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_id,
     }

@@ -4,12 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.attention import Cache, LayerCache, Run, attend_cached
-from jaxppo.nn.blocks import columns
+from jaxppo.nn.attention import AttentionContext, LayerCache, attend_cached
 from jaxppo.nn.config import (
     SCORE_NAMES,
     Family,
@@ -22,9 +20,19 @@ from jaxppo.nn.config import (
     linear_names,
     norm_names,
 )
-from jaxppo.nn.layers import ACTIVATIONS, Linear, embedding, kept, layer_norm, look_up, project
-from jaxppo.nn.rotary import PLAIN, Rope, Rotary, rope_from_hf, rotate
+from jaxppo.nn.layers import (
+    ACTIVATIONS,
+    Linear,
+    embed,
+    embedding,
+    layer_norm,
+    pre_norm_layer,
+    project_qkv,
+    saved_residual,
+)
+from jaxppo.nn.rotary import PLAIN, Rope, Rotary, rope_from_hf, rotate_queries_and_keys
 from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
+from jaxppo.types import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +69,13 @@ class GPTNeoXConfig(ModelConfig):
     @property
     def rotated(self) -> int:
         """Dimensions n of each head that set the frequencies: floor(K rotary_pct)."""
+        # Rounded down, as in transformers; the frequencies are those of this number, though pairs rotate.
         return int(self.head_dim * self.rotary_pct)
 
     @property
     def rotary_dim(self) -> int:
         """Rotated dimensions R of each head: pairs, rounded up."""
+        # -(-a // b) is a / b rounded up.
         return 2 * -(-self.rotated // 2)
 
     @property
@@ -78,25 +88,21 @@ class NeoXAttention(nnx.Module):
     """Multi-head self-attention with one fused projection, interleaved per head as [H, (query, key, value), K]."""
 
     def __init__(self, config: GPTNeoXConfig, rngs: nnx.Rngs):
-        self.num_heads, self.form = config.num_attention_heads, config.attention
-        size, bias = config.hidden_size, config.attention_bias
+        size = config.hidden_size
+        bias = config.attention_bias
+        self.num_heads = config.num_attention_heads
+        self.form = config.attention
         self.query_key_value = Linear(config, size, 3 * size, use_bias=bias, rngs=rngs)
         self.dense = Linear(config, size, size, use_bias=bias, axes=NARROWS, rngs=rngs)
 
-    def __call__(
-        self,
-        x_btd: jax.Array,
-        rotary: Rotary,
-        mask: jax.Array | None,
-        cache: LayerCache | None,
-        cache_index: jax.Array | None,
-        read: jax.Array | None,
-    ) -> tuple[jax.Array, LayerCache | None]:
+    def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
-        shape = (-1, 3, x_btd.shape[2] // self.num_heads)
-        query, key, value = project(self.query_key_value, x_btd, read, shape, axis=1)
-        query, key = rotate(query, columns(rotary, read, 2)), rotate(key, rotary)
-        attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read, self.form)
+        assert context.rotary is not None
+        # Head by head, so that a part of the columns is whole heads: devices can split them.
+        qkv_shape = (-1, 3, x_btd.shape[2] // self.num_heads)
+        query, key, value = project_qkv(self.query_key_value, x_btd, context.read, qkv_shape, axis=1)
+        query, key = rotate_queries_and_keys(query, key, context.rotary, context.read)
+        attended, cache = attend_cached(query, key, value, context, self.form)
         return self.dense(attended), cache
 
 
@@ -108,9 +114,9 @@ class NeoXMlp(nnx.Module):
         self.dense_h_to_4h = Linear(config, config.hidden_size, config.intermediate_size, rngs=rngs)
         self.dense_4h_to_h = Linear(config, config.intermediate_size, config.hidden_size, axes=NARROWS, rngs=rngs)
 
-    def __call__(self, x_btd: jax.Array) -> jax.Array:
+    def __call__(self, x_btd: Array) -> Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
-        return self.dense_4h_to_h(self.activation(kept(self.dense_h_to_4h(x_btd))))
+        return self.dense_4h_to_h(self.activation(saved_residual(self.dense_h_to_4h(x_btd))))
 
 
 class NeoXLayer(nnx.Module):
@@ -123,22 +129,17 @@ class NeoXLayer(nnx.Module):
         self.attention = NeoXAttention(config, rngs)
         self.mlp = NeoXMlp(config, rngs)
 
-    def __call__(
-        self,
-        x_btd: jax.Array,
-        rotary: Rotary,
-        mask: jax.Array | None,
-        cache: LayerCache | None,
-        cache_index: jax.Array | None,
-        read: jax.Array | None,
-    ) -> tuple[jax.Array, LayerCache | None]:
+    def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
-        attended, cache = self.attention(self.input_layernorm(x_btd), rotary, mask, cache, cache_index, read)
-        x_btd = columns(x_btd, read, 1)
-        if self.use_parallel_residual:
-            return self.mlp(self.post_attention_layernorm(x_btd)) + attended + x_btd, cache
-        x_btd = attended + x_btd
-        return self.mlp(self.post_attention_layernorm(x_btd)) + x_btd, cache
+        return pre_norm_layer(
+            x_btd,
+            context,
+            attention_norm=self.input_layernorm,
+            attention=self.attention,
+            mlp_norm=self.post_attention_layernorm,
+            mlp=self.mlp,
+            parallel=self.use_parallel_residual,
+        )
 
 
 class NeoXTrunk(nnx.Module):
@@ -150,25 +151,11 @@ class NeoXTrunk(nnx.Module):
         self.layers = nnx.Dict({str(i): NeoXLayer(config, rngs) for i in range(config.num_hidden_layers)})
         self.final_layer_norm = layer_norm(config, rngs)
 
-    def __call__(
-        self,
-        input_ids: jax.Array,
-        positions: jax.Array,
-        mask: jax.Array | None,
-        run: Run,
-    ) -> tuple[jax.Array, Cache | None]:
-        """Map token ids to hidden states after the final layer norm: [B, T] -> [B, T or R, D] and the cache.
-
-        Args:
-            input_ids: [B, T] int.
-            positions: [B or 1, T] int32.
-            mask: [B, S] bool, the slots that hold a real token; None: all.
-            run: passes the residual stream through `layer(hidden, *shared, cache, cache_index, read)` for each layer.
-        """
-        hidden = look_up(self.embed_in, input_ids)
-        rotary = self.config.rope.angles(positions, self.config.rotated, hidden.dtype)
-        hidden, cache = run(hidden, (rotary, mask))
-        return self.final_layer_norm(hidden), cache
+    def embed(self, input_ids: Array, positions: Array) -> tuple[Array, Rotary]:
+        """Map token ids to the input of the first layer and rotary angles, see `Family.trunk`."""
+        # Angles once for all layers, in the dtype that the embeddings compute in.
+        hidden = embed(self.embed_in, input_ids)
+        return hidden, self.config.rope.angles(positions, self.config.rotated, hidden.dtype)
 
 
 _REQUIRED_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -188,17 +175,21 @@ def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     check_present(raw, _REQUIRED_KEYS)
     fields = {name: raw[name] for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS) if name in raw}
     # Where a file does not name these two, GPTNeoXConfig means 0 and 2.
-    fields |= {"bos_token_id": raw.get("bos_token_id", 0), "eos_token_id": raw.get("eos_token_id", 2)}
-    longest = {"max_position_embeddings": 2048}
-    rope, share = rope_from_hf(longest | raw, raw.get("rotary_emb_base", 10000.0))
-    return fields | {"rope": rope, "rotary_pct": raw.get("rotary_pct", 0.25) if share is None else share}
+    fields["bos_token_id"] = raw.get("bos_token_id", 0)
+    fields["eos_token_id"] = raw.get("eos_token_id", 2)
+    # Some rotary settings are derived from the length, which files may leave out.
+    settings = {"max_position_embeddings": 2048} | raw
+    rope, rotary_pct = rope_from_hf(settings, raw.get("rotary_emb_base", 10000.0))
+    if rotary_pct is None:
+        rotary_pct = raw.get("rotary_pct", 0.25)
+    return fields | {"rope": rope, "rotary_pct": rotary_pct}
 
 
 def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
-    special = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id}
-    plain = {name: getattr(config, name) for name in ("model_type", *_REQUIRED_KEYS, *_OPTIONAL_KEYS)}
+    names = ("model_type", *_REQUIRED_KEYS, *_OPTIONAL_KEYS, "bos_token_id", "eos_token_id", "rotary_pct")
+    # `rotary_pct` for transformers 4, `partial_rotary_factor` for 5.
     rope = config.rope.to_hf("rotary_emb_base", {"partial_rotary_factor": config.rotary_pct})
-    return plain | special | {"rotary_pct": config.rotary_pct} | rope
+    return {name: getattr(config, name) for name in names} | rope
 
 
 # Names as on disk: transformers 5 calls the module `lm_head` but still reads and writes `embed_out`.

@@ -2,7 +2,18 @@
 
 The head's product with the hidden states is computed in blocks of some rows and some columns of the vocabulary. Sums
 over the vocabulary go from block to block as in an online softmax (arXiv:1805.02867); the backward pass computes each
-block once more. Nothing of the size of the logits outlives a block, whatever the number of tokens.
+block once more. Nothing of the size of the logits outlives a block, however many tokens there are.
+
+Why by hand. What training asks of a distribution are three numbers of each token: the logit of the token that came, the
+logsumexp of all logits, and their mean under the distribution. All three are sums over the vocabulary, so they can be
+gathered block by block while the logits of the block are still in the cache. Sums of exponentials need the largest
+logit taken out first, and it is not known before the last block: so `_Softmax` holds them relative to the largest logit
+so far, and rescales them where a later block has a larger one. The gradient needs the probabilities again,
+exp(z - logsumexp(z)); it computes z of the block once more, rather than have [N, V] numbers stored.
+
+The order of the two loops differs. Forward, rows are outside: a row's three numbers are finished and stored once.
+Backward, columns are outside: the gradient of the head, [D, V], is the large result, and each of its blocks is finished
+before the next one begins, while the small gradient of the hidden states adds up.
 
 Shape letters: N rows (tokens), D hidden size, V vocabulary, R rows and C columns of a block.
 """
@@ -12,13 +23,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.nn.blocks import Blocks, by_rows, equal_parts, split_rows, where_new
+from jaxppo.nn.blocks import Blocks, by_rows, einsum_fp32, equal_parts, split_rows, where_new
 from jaxppo.parallel import partition, platform
 from jaxppo.types import Array
 
 
 class Block(NamedTuple):
-    """Most logits that are computed at once."""
+    """Size of the largest block of logits that is computed at once."""
 
     rows: int
     columns: int
@@ -56,99 +67,120 @@ def token_logprobs(
             and split block by block, so that no device ever has all of either.
         ids: [...] int32.
         temperature: divides the logits.
-        vocab: the distributions are over the first so many columns of the kernel; default: all.
-        block: most logits at once; default: `default_block`.
+        vocab: number of tokens of the distributions, the first columns of the kernel; default: all columns.
+        block: largest block of logits at once; default: `default_block`.
         transposed: the kernel is [V, D], as an embedding is, and so is its gradient: neither is transposed whole.
 
     Returns:
         Log-probabilities and entropies in nats, both [...] fp32; both can be differentiated. An id outside of the
         vocabulary has the log-probability NaN.
     """
-    flat = (hidden.reshape(ids.size, -1), kernel, ids.reshape(ids.size))
     vocab_axis = 0 if transposed else 1
-    vocab = kernel.shape[vocab_axis] if vocab is None else vocab
-    logprobs, entropy = _logprobs(*flat, float(temperature), vocab, block or default_block(), vocab_axis)
+    settings = _Settings(
+        temperature=float(temperature),
+        vocab=kernel.shape[vocab_axis] if vocab is None else vocab,
+        block=block or default_block(),
+        vocab_axis=vocab_axis,
+    )
+    flat_hidden = hidden.reshape(ids.size, -1)
+    flat_ids = ids.reshape(ids.size)
+    logprobs, entropy = _logprobs(flat_hidden, kernel, flat_ids, settings)
     return logprobs.reshape(ids.shape), entropy.reshape(ids.shape)
 
 
-def _without_gradient(
-    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block, vocab_axis: int
-) -> tuple[Array, Array]:
-    return _forward(hidden, kernel, ids, temperature, vocab, block, vocab_axis)[:2]
+class _Settings(NamedTuple):
+    """What is static in a program, see `token_logprobs`."""
+
+    temperature: float
+    vocab: int
+    block: Block
+    vocab_axis: int  # of the kernel
 
 
-def _forward(
-    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block, vocab_axis: int
-) -> tuple[Array, Array, Array]:
+def _without_gradient(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> tuple[Array, Array]:
+    return _forward(hidden, kernel, ids, settings)[:2]
+
+
+def _forward(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> tuple[Array, Array, Array]:
     """Log-probability, entropy and logsumexp of each row, [N] each."""
-    columns = _columns(vocab, block, vocab_axis)
+    temperature, vocab, block, vocab_axis = settings
+    columns = _vocab_blocks(vocab, block, vocab_axis)
 
-    def of_rows(rows: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        h, i = rows
+    def row_stats(rows: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+        h, row_ids = rows
 
         def step(carry: tuple[_Softmax, Array], c: Array) -> tuple[tuple[_Softmax, Array], None]:
             softmax, chosen = carry
-            z = _logits(h, _whole(columns.of(kernel, c), h, vocab_axis), temperature, vocab_axis)
+            z = _logits(h, _gather_block(columns.get(kernel, c), h, vocab_axis), temperature, vocab_axis)
             softmax = _extend(softmax, z, columns.new(c))
-            local = i - columns.start(c)
-            picked = jnp.take_along_axis(z, jnp.clip(local, 0, columns.size - 1)[:, None], axis=1)[:, 0]
-            return (softmax, jnp.where(columns.holds(c, i), picked, chosen)), None
+            # The id's column in this block; of an id that the block does not have, any column, which is not used.
+            column = row_ids - columns.start(c)
+            column_in_block = jnp.clip(column, 0, columns.size - 1)
+            picked = jnp.take_along_axis(z, column_in_block[:, None], axis=1)[:, 0]
+            chosen = jnp.where(columns.holds(c, row_ids), picked, chosen)
+            return (softmax, chosen), None
 
-        zero = jnp.zeros(i.shape, jnp.float32)
-        nowhere = zero + jnp.nan  # what an id outside of the vocabulary gets
-        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), nowhere), columns.numbers)
+        zero = jnp.zeros(row_ids.shape, jnp.float32)
+        not_in_vocab = zero + jnp.nan
+        (softmax, chosen), _ = jax.lax.scan(step, (_empty(zero), not_in_vocab), columns.numbers)
         log_z = softmax.largest + jnp.log(softmax.total)
+        logprobs = chosen - log_z
         # H = logsumexp(z) - E[z], both relative to the largest logit
-        return chosen - log_z, jnp.log(softmax.total) - softmax.weighted / softmax.total, log_z
+        entropy = jnp.log(softmax.total) - softmax.weighted / softmax.total
+        return logprobs, entropy, log_z
 
-    return by_rows(of_rows, (hidden, ids), block.rows)
+    return by_rows(row_stats, (hidden, ids), block.rows)
 
 
-def _forward_rule(
-    hidden: Array, kernel: Array, ids: Array, temperature: float, vocab: int, block: Block, vocab_axis: int
-) -> tuple[Any, Any]:
-    logprobs, entropy, log_z = _forward(hidden, kernel, ids, temperature, vocab, block, vocab_axis)
+def _forward_rule(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> tuple[Any, Any]:
+    logprobs, entropy, log_z = _forward(hidden, kernel, ids, settings)
     return (logprobs, entropy), (hidden, kernel, ids, log_z, entropy)
 
 
-def _backward_rule(
-    temperature: float, vocab: int, block: Block, vocab_axis: int, kept: Any, grads: tuple[Array, Array]
-) -> tuple[Array, Array, None]:
-    """dlogp/dz[v] = 1[v = id] - p[v] and dH/dz[v] = -p[v] (z[v] - E[z]).
+def _backward_rule(settings: _Settings, residuals: Any, grads: tuple[Array, Array]) -> tuple[Array, Array, None]:
+    """dlogp/dz[v] = 1[v = id] - p[v] and dH/dz[v] = -p[v] (z[v] - E[z])."""
+    temperature, vocab, block, vocab_axis = settings
+    hidden, kernel, ids, log_z, entropy = residuals
+    hidden_axis = 1 - vocab_axis
+    kernel_axes = _KERNEL_AXES[vocab_axis]
+    columns = _vocab_blocks(vocab, block, vocab_axis)
+    # H = logsumexp(z) - E[z], so that E[z] need not be saved.
+    mean_logit = log_z - entropy
+    rows = split_rows((hidden, ids, log_z, mean_logit, *grads), block.rows)
 
-    Blocks of columns are the outer loop: the head's gradient is finished one block after the other, and the hidden
-    states' gradient, which is small, is what accumulates.
-    """
-    hidden, kernel, ids, log_z, entropy = kept
-    columns, of_part = _columns(vocab, block, vocab_axis), _AXES[vocab_axis]
-    rows = split_rows((hidden, ids, log_z, log_z - entropy, *grads), block.rows)
-
-    def of_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
+    def add_columns(carry: tuple[Array, Array], c: Array) -> tuple[tuple[Array, Array], None]:
         d_hidden, d_kernel = carry
-        part = _whole(columns.of(kernel, c), hidden, vocab_axis)
+        part = _gather_block(columns.get(kernel, c), hidden, vocab_axis)
 
-        def of_rows(d_part: Array, row_block: tuple[Any, Array]) -> tuple[Array, Array]:
-            (h, i, log_z, mean, d_logprob, d_entropy), d_h = row_block
+        def add_rows(d_part: Array, row_block: tuple[Any, Array]) -> tuple[Array, Array]:
+            (h, row_ids, log_z, mean, d_logprob, d_entropy), d_h = row_block
             z = _logits(h, part, temperature, vocab_axis)
-            chosen = jnp.arange(columns.size) == (i - columns.start(c))[:, None]
+            chosen = jnp.arange(columns.size) == (row_ids - columns.start(c))[:, None]
+            # -p[v] is common to both derivatives: this is what it is multiplied by.
             pull = d_logprob[:, None] + d_entropy[:, None] * (z - mean[:, None])
             d_z = jnp.where(chosen, d_logprob[:, None], 0.0) - jnp.exp(z - log_z[:, None]) * pull
+            # Columns that two blocks have count once; the temperature divided the logits.
             d_z = (where_new(columns.new(c), d_z) / temperature).astype(h.dtype)
-            d_h += jnp.einsum(f"rc,{of_part}->rd", d_z, part, preferred_element_type=jnp.float32)
-            return d_part + jnp.einsum(f"rd,rc->{of_part}", h, d_z, preferred_element_type=jnp.float32), d_h
+            d_h += einsum_fp32(f"rc,{kernel_axes}->rd", d_z, part)
+            d_part += einsum_fp32(f"rd,rc->{kernel_axes}", h, d_z)
+            return d_part, d_h
 
-        d_part, d_hidden = jax.lax.scan(of_rows, jnp.zeros(part.shape, jnp.float32), (rows, d_hidden))
-        if d_part.shape[1 - vocab_axis] != kernel.shape[1 - vocab_axis]:
-            d_part = partition.scattered(d_part, 1 - vocab_axis)
-        return (d_hidden, columns.put(d_kernel, c, columns.of(d_kernel, c) + d_part)), None
+        d_part, d_hidden = jax.lax.scan(add_rows, jnp.zeros(part.shape, jnp.float32), (rows, d_hidden))
+        if d_part.shape[hidden_axis] != kernel.shape[hidden_axis]:
+            d_part = partition.scattered(d_part, hidden_axis)
+        d_kernel = columns.set(d_kernel, c, columns.get(d_kernel, c) + d_part)
+        return (d_hidden, d_kernel), None
 
-    start = (jnp.zeros(rows[0].shape, jnp.float32), jnp.zeros(kernel.shape, jnp.float32))
-    (d_hidden, d_kernel), _ = jax.lax.scan(of_columns, start, columns.numbers)
+    row_blocks_of_hidden = rows[0]
+    no_d_hidden = jnp.zeros(row_blocks_of_hidden.shape, jnp.float32)
+    no_d_kernel = jnp.zeros(kernel.shape, jnp.float32)
+    (d_hidden, d_kernel), _ = jax.lax.scan(add_columns, (no_d_hidden, no_d_kernel), columns.numbers)
+    # Without the rows of zeros that filled up the last block.
     d_hidden = d_hidden.reshape(-1, hidden.shape[1])[: hidden.shape[0]]
     return d_hidden.astype(hidden.dtype), d_kernel.astype(kernel.dtype), None
 
 
-_logprobs = jax.custom_vjp(_without_gradient, nondiff_argnums=(3, 4, 5, 6))
+_logprobs = jax.custom_vjp(_without_gradient, nondiff_argnums=(3,))
 _logprobs.defvjp(_forward_rule, _backward_rule)
 
 
@@ -171,7 +203,7 @@ def token_kl(
         ref_kernel: [D', V], of q.
         temperature: divides both logits.
         vocab: as for `token_logprobs`, of both kernels.
-        block: most logits at once; default: `default_block`.
+        block: largest block of logits at once; default: `default_block`.
 
     Returns:
         [...] fp32, nats.
@@ -179,31 +211,42 @@ def token_kl(
     Source: TRL 0.11 `PPOTrainer._kl_penalty`, `kl_penalty="full"`.
     """
     block = block or default_block()
-    columns = _columns(kernel.shape[1] if vocab is None else vocab, block, 1)
+    vocab = kernel.shape[1] if vocab is None else vocab
+    columns = _vocab_blocks(vocab, block, vocab_axis=1)
+    # Models of two widths: the narrower one is filled up with zeros, which add nothing to a product.
     width = max(kernel.shape[0], ref_kernel.shape[0])
-    widen = lambda x, axis: jnp.pad(x, [(0, width - x.shape[i] if i == axis else 0) for i in range(2)])  # noqa: E731
-    kernels = widen(kernel, 0), widen(ref_kernel, 0)
+    kernels = (_pad_axis(kernel, width, axis=0), _pad_axis(ref_kernel, width, axis=0))
 
-    def of_rows(rows: tuple[Array, Array]) -> Array:
+    def row_kl(rows: tuple[Array, Array]) -> Array:
         # p and q go through one product and one sum, the rows of q below those of p: equal ones give exactly 0.
-        hidden_of_both = jnp.stack(rows)
+        stacked_hidden = jnp.stack(rows)
 
-        def step(both: _Softmax, c: Array) -> tuple[_Softmax, None]:
-            parts = jnp.stack([columns.of(each, c) for each in kernels])
-            z = jnp.einsum("nrd,ndc->nrc", hidden_of_both, parts, preferred_element_type=jnp.float32)
+        def step(sums: _Softmax, c: Array) -> tuple[_Softmax, None]:
+            parts = jnp.stack([columns.get(kernel, c) for kernel in kernels])
+            z = einsum_fp32("nrd,ndc->nrc", stacked_hidden, parts)
             # Not z / temperature less ref_z / temperature: with a fused multiply-add that is not 0 for equal ones.
             gap = jnp.concatenate([(z[0] - z[1]) / temperature, jnp.zeros_like(z[1])])
-            return _extend(both, z.reshape(gap.shape) / temperature, columns.new(c), gap), None
+            return _extend(sums, z.reshape(gap.shape) / temperature, columns.new(c), gap), None
 
         start = _empty(jnp.zeros(2 * rows[0].shape[0], jnp.float32))
-        both, _ = jax.lax.scan(step, start, columns.numbers)
-        largest, log_total = both.largest.reshape(2, -1), jnp.log(both.total).reshape(2, -1)
-        mean_gap = (both.weighted / both.total).reshape(2, -1)[0]
+        sums, _ = jax.lax.scan(step, start, columns.numbers)
+        largest = sums.largest.reshape(2, -1)
+        log_total = jnp.log(sums.total).reshape(2, -1)
+        mean_gap = (sums.weighted / sums.total).reshape(2, -1)[0]
         # sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z)
+        # Row 0 is p, row 1 is q.
         return mean_gap + (largest[1] - largest[0]) + (log_total[1] - log_total[0])
 
-    both = (widen(x.reshape(-1, x.shape[-1]), 1) for x in (hidden, ref_hidden))
-    return by_rows(of_rows, tuple(both), block.rows).reshape(hidden.shape[:-1])
+    flat_hidden = _pad_axis(hidden.reshape(-1, hidden.shape[-1]), width, axis=1)
+    flat_ref_hidden = _pad_axis(ref_hidden.reshape(-1, ref_hidden.shape[-1]), width, axis=1)
+    return by_rows(row_kl, (flat_hidden, flat_ref_hidden), block.rows).reshape(hidden.shape[:-1])
+
+
+def _pad_axis(x: Array, size: int, axis: int) -> Array:
+    """Fill up one axis of a matrix with zeros."""
+    padding = [(0, 0), (0, 0)]
+    padding[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, padding)
 
 
 # ----------------------------------------------------------------------------------------- sums over the vocabulary
@@ -224,30 +267,42 @@ def _empty(zero: Array) -> _Softmax:
 def _extend(sums: _Softmax, z: Array, new: Array | None, x: Array | None = None) -> _Softmax:
     """Add those columns of z [R, C] that are new; x [R, C] is what they are weighted for, default: z - m."""
     largest = jnp.maximum(sums.largest, z.max(axis=1))
-    shift, shifted = sums.largest - largest, z - largest[:, None]
-    scale, weights = jnp.exp(shift), where_new(new, jnp.exp(shifted))
-    before = sums.weighted
-    if x is None:  # the columns before move with m
-        before, x = before + jnp.where(sums.total > 0, shift * sums.total, 0.0), shifted
-    return _Softmax(largest, scale * sums.total + weights.sum(axis=1), scale * before + (weights * x).sum(axis=1))
+    shift = sums.largest - largest
+    shifted = z - largest[:, None]
+    scale = jnp.exp(shift)
+    weights = where_new(new, jnp.exp(shifted))
+    weighted = sums.weighted
+    if x is None:
+        # x = z - m of the earlier columns moves with m. Before the first block m is the smallest number there is, whose
+        # product with a total of 0 could be NaN.
+        weighted = weighted + jnp.where(sums.total > 0, shift * sums.total, 0.0)
+        x = shifted
+    return _Softmax(
+        largest=largest,
+        total=scale * sums.total + weights.sum(axis=1),
+        weighted=scale * weighted + (weights * x).sum(axis=1),
+    )
 
 
-_AXES = ("cd", "dc")
+_KERNEL_AXES = ("cd", "dc")
 """Axes of a block of the kernel, by that of the vocabulary in it."""
 
 
-def _columns(vocab: int, block: Block, vocab_axis: int) -> Blocks:
+def _vocab_blocks(vocab: int, block: Block, vocab_axis: int) -> Blocks:
     """Return the vocabulary in blocks of the columns of [D, V] matrices, or of the rows of [V, D]."""
-    size = min(vocab, equal_parts(vocab, block.columns, multiple=min(block.columns, 128)))
-    return Blocks(vocab, size, vocab_axis)
+    size = equal_parts(vocab, block.columns, multiple=min(block.columns, 128))
+    return Blocks(vocab, min(vocab, size), vocab_axis)
 
 
-def _whole(part: Array, hidden: Array, vocab_axis: int) -> Array:
+def _gather_block(part: Array, hidden: Array, vocab_axis: int) -> Array:
     """Gather a block of the kernel of which this device may have a shard, in the dtype of the hidden states."""
-    axis = 1 - vocab_axis
-    return part if part.shape[axis] == hidden.shape[-1] else partition.gathered(part, axis, hidden.dtype)
+    hidden_axis = 1 - vocab_axis
+    if part.shape[hidden_axis] == hidden.shape[-1]:
+        return part
+    return partition.gathered(part, hidden_axis, hidden.dtype)
 
 
 def _logits(hidden: Array, kernel: Array, temperature: float, vocab_axis: int) -> Array:
     """[R, D] and [D, C] or [C, D] -> [R, C] fp32."""
-    return jnp.einsum(f"rd,{_AXES[vocab_axis]}->rc", hidden, kernel, preferred_element_type=jnp.float32) / temperature
+    axes = _KERNEL_AXES[vocab_axis]
+    return einsum_fp32(f"rd,{axes}->rc", hidden, kernel) / temperature

@@ -13,23 +13,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxppo.types import Array
+
 TRITON_BLOCK = 64
 """Queries, and keys, of a tile. Its gradient takes half as many."""
 SPLASH_LANES = 128
 """Tiles are a multiple of it."""
 SPLASH_TILE = 8
-"""Most lanes of a tile of splash attention."""
+"""Largest tile of splash attention, in lanes."""
 
 
 def attend(
     form: str,
-    q_bhtk: jax.Array,
-    k_bgtk: jax.Array,
-    v_bgtk: jax.Array,
-    mask: jax.Array | None,
+    q_bhtk: Array,
+    k_bgtk: Array,
+    v_bgtk: Array,
+    mask: Array | None,
     scale: float,
     window: int | None,
-) -> jax.Array | None:
+) -> Array | None:
     """Causal attention of T tokens to each other by a kernel; None where it does not cover the call.
 
     Args:
@@ -44,23 +46,29 @@ def attend(
     Returns:
         [B, H, T, K], in the dtype of the values.
     """
-    if q_bhtk.dtype != jnp.bfloat16 or (form == "triton" and window is not None):
+    if q_bhtk.dtype != jnp.bfloat16:
         return None
-    program = _at_own_precision(lambda *arrays: KERNELS[form](*arrays, scale=scale, window=window))
-    return program(q_bhtk, k_bgtk, v_bgtk, mask)
+    if form == "triton" and window is not None:
+        return None
+    kernel = KERNELS[form]
+
+    def program(*arrays: Array | None) -> Array:
+        return kernel(*arrays, scale=scale, window=window)
+
+    return _at_default_precision(program)(q_bhtk, k_bgtk, v_bgtk, mask)
 
 
 def triton(
-    q_bhtk: jax.Array,
-    k_bgtk: jax.Array,
-    v_bgtk: jax.Array,
-    mask: jax.Array | None,
+    q_bhtk: Array,
+    k_bgtk: Array,
+    v_bgtk: Array,
+    mask: Array | None,
     *,
     scale: float,
     window: None = None,
     interpret: bool = False,
-) -> jax.Array:
-    """`attend` by `jax.experimental.pallas.ops.gpu.attention`, which knows no window.
+) -> Array:
+    """`attend` by `jax.experimental.pallas.ops.gpu.attention`, which has no windows.
 
     Source: FlashAttention (arXiv:2205.14135).
     """
@@ -69,80 +77,90 @@ def triton(
         from jax.experimental.pallas.ops.gpu import attention
 
     assert window is None
-    t, copies = q_bhtk.shape[2], q_bhtk.shape[1] // k_bgtk.shape[1]
-    k_bgtk, v_bgtk = (jnp.repeat(x, copies, axis=1) for x in (k_bgtk, v_bgtk))
-    arrays = (_filled(x.transpose(0, 2, 1, 3), TRITON_BLOCK, axis=1) for x in (q_bhtk, k_bgtk, v_bgtk))
-    segments = None if mask is None else _filled(mask.astype(jnp.int32), TRITON_BLOCK, axis=1)
+    num_tokens = q_bhtk.shape[2]
+    # The kernel has no shared heads: keys and values are repeated for each head of queries.
+    queries_per_key = q_bhtk.shape[1] // k_bgtk.shape[1]
+    k_bhtk = jnp.repeat(k_bgtk, queries_per_key, axis=1)
+    v_bhtk = jnp.repeat(v_bgtk, queries_per_key, axis=1)
+    # Tokens see those of their own segment: 1 for real ones, 0 for padding.
+    segments = None if mask is None else _pad_to_multiple(mask.astype(jnp.int32), TRITON_BLOCK, axis=1)
+    arrays = [_pad_to_multiple(x.transpose(0, 2, 1, 3), TRITON_BLOCK, axis=1) for x in (q_bhtk, k_bhtk, v_bhtk)]
     half = TRITON_BLOCK // 2
     blocks = attention.BlockSizes(TRITON_BLOCK, TRITON_BLOCK, half, half, half, half)
     attended: Any = attention.mha(
         *arrays, segments, sm_scale=scale, causal=True, block_sizes=blocks, interpret=interpret
     )
-    return attended[:, :t].transpose(0, 2, 1, 3)
+    return attended[:, :num_tokens].transpose(0, 2, 1, 3)
 
 
 def splash(
-    q_bhtk: jax.Array,
-    k_bgtk: jax.Array,
-    v_bgtk: jax.Array,
-    mask: jax.Array | None,
+    q_bhtk: Array,
+    k_bgtk: Array,
+    v_bgtk: Array,
+    mask: Array | None,
     *,
     scale: float,
     window: int | None = None,
     interpret: bool = False,
-) -> jax.Array:
+) -> Array:
     """`attend` by `jax.experimental.pallas.ops.tpu.splash_attention`, which skips the tiles that no query sees."""
     from jax.experimental.pallas.ops.tpu import splash_attention
 
-    t = q_bhtk.shape[2]
-    tiles = -(-t // SPLASH_LANES)
-    tile = SPLASH_LANES * (tiles if tiles <= SPLASH_TILE else SPLASH_TILE // 2)
-    q_bhtk, k_bgtk, v_bgtk = (_filled(x, tile, axis=2) for x in (q_bhtk * scale, k_bgtk, v_bgtk))
-    shape = q_bhtk.shape[2], q_bhtk.shape[2]
-    seen = splash_attention.CausalMask(shape)
+    num_tokens = q_bhtk.shape[2]
+    # Short rows are one tile; longer ones are tiles of half the largest size.
+    num_lanes = -(-num_tokens // SPLASH_LANES)
+    tile = SPLASH_LANES * (num_lanes if num_lanes <= SPLASH_TILE else SPLASH_TILE // 2)
+    q_bhtk, k_bgtk, v_bgtk = (_pad_to_multiple(x, tile, axis=2) for x in (q_bhtk * scale, k_bgtk, v_bgtk))
+    shape = (q_bhtk.shape[2], q_bhtk.shape[2])
+    causal_mask = splash_attention.CausalMask(shape)
     if window is not None:
-        seen = splash_attention.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+        causal_mask = splash_attention.LocalMask(shape, window_size=(window - 1, 0), offset=0)
     kernel: Any = splash_attention.make_splash_mha(
-        splash_attention.MultiHeadMask([seen] * q_bhtk.shape[1]),
+        splash_attention.MultiHeadMask([causal_mask] * q_bhtk.shape[1]),
         block_sizes=splash_attention.BlockSizes(tile, tile, tile, tile, tile, tile, tile, tile),
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
     )
-    if mask is None:
-        return jax.vmap(kernel)(q_bhtk, k_bgtk, v_bgtk)[:, :, :t]
-    segments = _filled(mask.astype(jnp.int32), tile, axis=1)
-    return jax.vmap(kernel)(q_bhtk, k_bgtk, v_bgtk, splash_attention.SegmentIds(segments, segments))[:, :, :t]
+    arrays: list[Any] = [q_bhtk, k_bgtk, v_bgtk]
+    if mask is not None:
+        segments = _pad_to_multiple(mask.astype(jnp.int32), tile, axis=1)
+        arrays.append(splash_attention.SegmentIds(segments, segments))
+    return jax.vmap(kernel)(*arrays)[:, :, :num_tokens]
 
 
-def _at_own_precision(program: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _at_default_precision(program: Callable[..., Array]) -> Callable[..., Array]:
     """Compute a function and its gradient at JAX's own matmul precision: products of bfloat16 are exact at any.
 
     At "highest", which the commands set, Mosaic refuses them.
     """
-    own = jax.default_matmul_precision
+    # The backward pass is traced after the forward pass has returned, outside of a `with` around the call: with a rule
+    # of its own, both are traced inside of one.
+    at_precision = jax.default_matmul_precision
 
     @jax.custom_vjp
-    def computed(*arrays: jax.Array) -> jax.Array:
-        with own("default"):
+    def compute(*arrays: Array) -> Array:
+        with at_precision("default"):
             return program(*arrays)
 
-    def forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
-        with own("default"):
+    def forward(*arrays: Array) -> tuple[Array, Any]:
+        with at_precision("default"):
             return jax.vjp(program, *arrays)
 
-    def backward(pullback: Any, gradient: jax.Array) -> Any:
-        with own("default"):
+    def backward(pullback: Any, gradient: Array) -> Any:
+        with at_precision("default"):
             return pullback(gradient)
 
-    computed.defvjp(forward, backward)
-    return computed
+    compute.defvjp(forward, backward)
+    return compute
 
 
-KERNELS: dict[str, Callable[..., jax.Array]] = {"triton": triton, "splash": splash}
+KERNELS: dict[str, Callable[..., Array]] = {"triton": triton, "splash": splash}
 """Form of attention -> its kernel."""
 
 
-def _filled(x: jax.Array, multiple: int, axis: int) -> jax.Array:
-    """Fill an axis up with zeros; behind all tokens, causality hides them."""
-    return jnp.pad(x, [(0, -size % multiple if i == axis else 0) for i, size in enumerate(x.shape)])
+def _pad_to_multiple(x: Array, multiple: int, axis: int) -> Array:
+    """Fill an axis up with zeros; after all tokens, causality hides them."""
+    padding = [(0, 0)] * x.ndim
+    padding[axis] = (0, -x.shape[axis] % multiple)
+    return jnp.pad(x, padding)

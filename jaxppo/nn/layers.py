@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.nn.attention import KEPT
-from jaxppo.nn.blocks import columns
+from jaxppo.nn.attention import SAVED, AttentionContext, LayerCache
+from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.config import ModelConfig
 from jaxppo.parallel import partition
 from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
+from jaxppo.types import Array
 
 
 class Keys(nnx.Rngs):
@@ -25,39 +26,39 @@ class Keys(nnx.Rngs):
     That one counts in a traced variable, which takes time with the square of the layers.
     """
 
-    def __init__(self, key: jax.Array | int):
+    def __init__(self, key: Array | int):
         super().__init__()
         self._key = jax.random.key(key) if isinstance(key, int) else key
         self._count = itertools.count()
 
-    def params(self) -> jax.Array:
+    def params(self) -> Array:
         """Return the next key."""
         return jax.random.fold_in(self._key, next(self._count))
 
 
-def _gelu(x: jax.Array) -> jax.Array:
+def _gelu(x: Array) -> Array:
     """Exact GELU, x / 2 (1 + erf(x / sqrt(2))). Source: torch.nn.functional.gelu."""
     # jax.nn.gelu(approximate=False) goes through erfc, which takes more than twice as long on the CPU.
     return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
-def _clipped_gelu(x: jax.Array) -> jax.Array:
+def _clipped_gelu(x: Array) -> Array:
     """Exact GELU, cut to [-10, 10]. Source: transformers activations.py, ClippedGELUActivation."""
     return jnp.clip(_gelu(x), -10.0, 10.0)
 
 
-def _quick_gelu(x: jax.Array) -> jax.Array:
+def _quick_gelu(x: Array) -> Array:
     """Sigmoid GELU, x sigmoid(1.702 x). Source: transformers activations.py, QuickGELUActivation."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-def _laplace(x: jax.Array) -> jax.Array:
+def _laplace(x: Array) -> Array:
     """Half of 1 + erf((x - mu) / (sigma sqrt(2))). Source: transformers activations.py, LaplaceActivation."""
     return 0.5 * (1.0 + jax.lax.erf((x - 0.707107) / (0.282095 * 2.0**0.5)))
 
 
 # The names are transformers' (activations.py, ACT2CLS); several of them are spellings of one function.
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "gelu_python": _gelu,
     "gelu_10": _clipped_gelu,
@@ -87,8 +88,9 @@ class Linear(nnx.Module):
     """x W + b, and (x A) B on top where an adapter is attached (see `with_adapters`).
 
     Source of the latter: LoRA, arXiv:2106.09685; its factor alpha / r is in B already. W is drawn from
-    normal(0, initializer_range * init_scale). `axes` are those that devices split it over: one that widens has all of
-    its inputs on every device along `TENSOR`, and some of its outputs, one that narrows the other way round.
+    normal(0, initializer_range * init_scale). `axes` are the device axes that W is split over. Along `TENSOR`, a
+    column-parallel layer (`WIDENS`) has some of the outputs on each device, a row-parallel one (`NARROWS`) some of the
+    inputs.
     """
 
     lora_a: nnx.LoRAParam
@@ -105,41 +107,55 @@ class Linear(nnx.Module):
         axes: tuple[str, str] = WIDENS,
         rngs: nnx.Rngs,
     ):
-        self.axes, self.shape = axes, (inputs, outputs)
+        self.axes = axes
+        self.shape = (inputs, outputs)
         draw = nnx.initializers.normal(config.initializer_range * init_scale)
         self.kernel = nnx.Param(draw(rngs.params(), (inputs, outputs)))
         # A bias takes its turn in the stream of keys, though it starts at 0: models of old seeds stay as they were.
         self.bias = nnx.Param(nnx.initializers.zeros(rngs.params(), (outputs,))) if use_bias else None
 
-    def __call__(
-        self, inputs: jax.Array, pick: Callable[[jax.Array], jax.Array] = lambda outputs: outputs
-    ) -> jax.Array:
-        """Map the last axis: [..., inputs] -> [..., outputs], or those outputs that `pick` takes of [..., outputs]."""
+    def __call__(self, inputs: Array, pick: Callable[[Array], Array] = lambda outputs: outputs) -> Array:
+        """Map the last axis: [..., inputs] -> [..., outputs], or those outputs that `pick` takes of [..., outputs].
+
+        A device along `TENSOR` tells by the shape of its kernel whether it has a part of it. Where it has some of the
+        outputs, the input is the same on all of them, and its gradient is summed (`partition.enter`); where it has some
+        of the inputs, its product is a share of the result, which is summed (`partition.leave`).
+        """
+        kernel = self.kernel[...]
+        tensor_axis = self.axes.index(TENSOR)
+        has_part = kernel.shape[tensor_axis] < self.shape[tensor_axis]
+        has_some_outputs = has_part and self.axes == WIDENS
+        has_some_inputs = has_part and self.axes == NARROWS
+        hidden_size = self.shape[self.axes.index(FSDP)]
+
         # As one matrix: the gradient of the kernel then contracts one axis, not two, for which XLA would transpose.
-        rows, kernel = inputs.reshape(-1, inputs.shape[-1]), self.kernel[...]
-        has_part = kernel.shape[self.axes.index(TENSOR)] < self.shape[self.axes.index(TENSOR)]
-        some_outputs, some_inputs = has_part and self.axes == WIDENS, has_part and self.axes == NARROWS
-        size = self.shape[self.axes.index(FSDP)]
-        result = partition.product(partition.enter(rows) if some_outputs else rows, pick(kernel), self.axes, size)
-        result = partition.leave(result) if some_inputs else result
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        kernel_rows = partition.enter(rows) if has_some_outputs else rows
+        result = partition.product(kernel_rows, pick(kernel), self.axes, hidden_size)
+        if has_some_inputs:
+            result = partition.leave(result)
         if self.bias is not None:
             result += pick(self.bias[...])
+
+        # Adapters are whole on every device, which takes the part of A or B that fits its part of the kernel.
         if hasattr(self, "lora_a"):
-            lora_a, lora_b = self.lora_a[...], self.lora_b[...]
-            if some_inputs:
+            lora_a = self.lora_a[...]
+            lora_b = self.lora_b[...]
+            if has_some_inputs:
                 lora_a = partition.own_part(partition.enter(lora_a), 0, kernel.shape[0])
-            low = rows @ lora_a
-            low = partition.leave(low) if some_inputs else low
-            if some_outputs:
-                low = partition.enter(low)
+            low_rank = rows @ lora_a
+            if has_some_inputs:
+                low_rank = partition.leave(low_rank)
+            if has_some_outputs:
+                low_rank = partition.enter(low_rank)
                 lora_b = partition.own_part(partition.enter(lora_b), 1, kernel.shape[1])
-            result += (low @ pick(lora_b)).astype(result.dtype)
+            result += (low_rank @ pick(lora_b)).astype(result.dtype)
         return result.reshape(*inputs.shape[:-1], result.shape[-1])
 
 
-def kept(x: jax.Array) -> jax.Array:
-    """Mark what the gradient of a layer keeps where it does not keep everything, see `depth.py`."""
-    return checkpoint_name(x, KEPT)
+def saved_residual(x: Array) -> Array:
+    """Mark what the gradient of a layer saves where it does not save everything, see `depth.py`."""
+    return checkpoint_name(x, SAVED)
 
 
 def with_adapters(trunk: nnx.Module, paths: Iterable[str]) -> nnx.Module:
@@ -148,13 +164,15 @@ def with_adapters(trunk: nnx.Module, paths: Iterable[str]) -> nnx.Module:
         module: Any = trunk
         for part in path.split("/"):
             module = module[part] if isinstance(module, nnx.Dict) else getattr(module, part)
-        module.lora_a, module.lora_b = (nnx.LoRAParam(jnp.zeros((1, 1))) for _ in range(2))
+        # Only their being there counts: the graph is merged with arrays of other shapes.
+        module.lora_a = nnx.LoRAParam(jnp.zeros((1, 1)))
+        module.lora_b = nnx.LoRAParam(jnp.zeros((1, 1)))
     return trunk
 
 
 def layer_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
     """Layer norm over the hidden size."""
-    # The fast variance, E[x^2] - E[x]^2, loses digits that torch keeps.
+    # The fast variance, E[x^2] - E[x]^2, loses digits that torch has.
     return nnx.LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps, use_fast_variance=False, rngs=rngs)
 
 
@@ -168,54 +186,59 @@ class RMSNorm(nnx.Module):
         self.eps = eps
         self.scale = nnx.Param(jnp.ones((size,)))
 
-    def __call__(self, x: jax.Array, of_part: bool = False) -> jax.Array:
-        """Normalise the last axis: [..., size] -> [..., size]; `of_part`: devices along `TENSOR` have different x."""
-        wide = x.astype(jnp.float32)
-        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        scale = partition.enter(self.scale[...]) if of_part else self.scale[...]
+    def __call__(self, x: Array, is_part: bool = False) -> Array:
+        """Normalise the last axis: [..., size] -> [..., size]; `is_part`: devices along `TENSOR` have different x."""
+        x_fp32 = x.astype(jnp.float32)
+        normed = x_fp32 * jax.lax.rsqrt(jnp.mean(x_fp32 * x_fp32, axis=-1, keepdims=True) + self.eps)
+        scale = partition.enter(self.scale[...]) if is_part else self.scale[...]
         return scale * normed.astype(x.dtype)
 
 
 def embedding(config: ModelConfig, num_embeddings: int, rngs: nnx.Rngs) -> nnx.Embed:
-    """Table of `num_embeddings` vectors of the hidden size; read it with `look_up`."""
+    """Table of `num_embeddings` vectors of the hidden size; read it with `embed`."""
     init = nnx.initializers.normal(config.initializer_range)
     return nnx.Embed(num_embeddings, config.hidden_size, embedding_init=init, rngs=rngs)
 
 
-def look_up(table: nnx.Embed, ids: jax.Array, mode: str = "fill") -> jax.Array:
+def embed(table: nnx.Embed, ids: Array, mode: str = "fill") -> Array:
     """Look up rows of a table: [B, T] -> [B, T, D]. Ids outside of it give NaN ("fill") or its last row ("clip").
 
-    Of a table over devices each looks up what it has of it, for everyone's ids.
+    A device may have a shard of the hidden size (`FSDP`) and a part of the rows (`TENSOR`). Along `FSDP` devices have
+    different tokens, so each looks up the ids of all of them in its shard, and the results are exchanged. Along
+    `TENSOR` they have the same tokens, so each looks up the ids that are in its rows, and the results are summed.
     """
     # nnx.Embed would cast to the dtype of its construction, and take another row for ids outside.
     rows = table.embedding[...]
-    in_shards, in_parts = rows.shape[1] < table.features, rows.shape[0] < table.num_embeddings
+    # By the shapes of its arrays a device tells what it has, so that programs are the same on one device.
+    in_shards = rows.shape[1] < table.features
+    in_parts = rows.shape[0] < table.num_embeddings
     shape = ids.shape
     ids = partition.of_everyone(ids) if in_shards else ids
     if in_parts:
-        known = (ids >= 0) & (ids < table.num_embeddings)
+        in_table = (ids >= 0) & (ids < table.num_embeddings)
         ids -= jax.lax.axis_index(TENSOR) * rows.shape[0]
-        own = (ids >= 0) & (ids < rows.shape[0])
-        found = jnp.where(own[..., None], jnp.take(rows, jnp.where(own, ids, 0), axis=0), 0)
-        result = jnp.where(known[..., None], partition.leave(found), jnp.nan)
+        in_part = (ids >= 0) & (ids < rows.shape[0])
+        # Ids of other devices' rows add 0 to the sum; ids that no device has are NaN, as on one device.
+        vectors = jnp.where(in_part[..., None], jnp.take(rows, jnp.where(in_part, ids, 0), axis=0), 0)
+        result = jnp.where(in_table[..., None], partition.leave(vectors), jnp.nan)
     else:
         result = jnp.take(rows, ids, axis=0, mode=mode)
     if not in_shards:
         return result
     # Each device's tokens side by side: a row of them travels as one.
-    whole = partition.to_rows(result.reshape(-1, result.shape[-1]))
-    return whole.reshape(*shape, table.features)
+    vectors = partition.to_rows(result.reshape(-1, result.shape[-1]))
+    return vectors.reshape(*shape, table.features)
 
 
-def project(
-    linear: Linear, x_btd: jax.Array, read: jax.Array | None, shape: tuple[int, int, int], axis: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def project_qkv(
+    linear: Linear, x_btd: Array, read: Array | None, shape: tuple[int, int, int], axis: int
+) -> tuple[Array, Array, Array]:
     """Compute queries of the tokens that are read, and keys and values of all, by one layer for the three.
 
     Args:
         linear: maps D to 3 H K.
         x_btd: [B, T, D].
-        read: see `columns`.
+        read: see `select_tokens`.
         shape: how the outputs lie: (3, H, K), or (H, 3, K); H is -1, as a device may have some of the heads.
         axis: that of the 3.
 
@@ -223,26 +246,67 @@ def project(
         [B, H, T or R, K], and twice [B, H, T, K].
     """
 
-    def parts(x_btd: jax.Array, start: int, stop: int) -> list[jax.Array]:
-        def pick(outputs: jax.Array) -> jax.Array:
-            apart = outputs.reshape(*outputs.shape[:-1], *shape)
-            of_these = jax.lax.slice_in_dim(apart, start, stop, axis=axis - 3 + apart.ndim)
-            return of_these.reshape(*outputs.shape[:-1], -1)
+    def project(x_btd: Array, start: int, stop: int) -> list[Array]:
+        """Compute those of the three from `start` to before `stop`."""
+
+        # Columns are picked from the kernel, not from the product: what is not wanted is not computed.
+        def pick(outputs: Array) -> Array:
+            unpacked = outputs.reshape(*outputs.shape[:-1], *shape)
+            chosen = jax.lax.slice_in_dim(unpacked, start, stop, axis=axis - 3 + unpacked.ndim)
+            return chosen.reshape(*outputs.shape[:-1], -1)
 
         sizes = list(shape)
         sizes[axis] = stop - start
-        together = kept(linear(x_btd, pick)).reshape(*x_btd.shape[:2], *sizes)
+        fused = saved_residual(linear(x_btd, pick)).reshape(*x_btd.shape[:2], *sizes)
         # Split before they are transposed: the gradient joins three parts once, instead of padding each to all three.
-        each = jax.lax.split(together, [1] * (stop - start), axis + 2)
-        return [part.squeeze(axis + 2).transpose(0, 2, 1, 3) for part in each]
+        parts = jax.lax.split(fused, [1] * (stop - start), axis + 2)
+        return [part.squeeze(axis + 2).transpose(0, 2, 1, 3) for part in parts]
 
+    # One product for all three, unless queries are of fewer tokens.
     if read is None:
-        query, key, value = parts(x_btd, 0, 3)
+        query, key, value = project(x_btd, 0, 3)
     else:
-        (query,), (key, value) = parts(columns(x_btd, read, 1), 0, 1), parts(x_btd, 1, 3)
+        (query,) = project(select_tokens(x_btd, read, 1), 0, 1)
+        key, value = project(x_btd, 1, 3)
     return query, key, value
 
 
-def split_heads(x_bte: jax.Array, head_dim: int) -> jax.Array:
+def split_heads(x_bte: Array, head_dim: int) -> Array:
     """Part the heads that lie side by side in the last axis: [B, T, H K] -> [B, H, T, K]."""
     return x_bte.reshape(*x_bte.shape[:2], -1, head_dim).transpose(0, 2, 1, 3)
+
+
+def pre_norm_layer(
+    x_btd: Array,
+    context: AttentionContext,
+    *,
+    attention_norm: Callable[[Array], Array],
+    attention: Callable[[Array, AttentionContext], tuple[Array, LayerCache | None]],
+    mlp_norm: Callable[[Array], Array],
+    mlp: Callable[[Array], Array],
+    parallel: bool = False,
+) -> tuple[Array, LayerCache | None]:
+    """Add attention and MLP, each of the normalised input, to one residual stream.
+
+    One after the other: y = x + attention(norm(x)), then y + mlp(norm'(y)). Side by side (`parallel`), both of the same
+    x: x + attention(norm(x)) + mlp(norm'(x)).
+
+    Args:
+        x_btd: [B, T, D], the residual stream.
+        context: see `AttentionContext`; of the tokens that are not read only keys and values are computed.
+        attention_norm: before attention.
+        attention: mixes the tokens, [B, T, D] -> [B, T or R, D] and the cache with their keys and values.
+        mlp_norm: before the MLP.
+        mlp: transforms each token alone.
+        parallel: whether the MLP reads what attention reads.
+
+    Returns:
+        [B, T or R, D], and the cache of this layer.
+    """
+    # Attention needs every token, for its keys and values; from here on only those that are read go on.
+    attended, cache = attention(attention_norm(x_btd), context)
+    x_btd = select_tokens(x_btd, context.read, axis=1)
+    if parallel:
+        return mlp(mlp_norm(x_btd)) + attended + x_btd, cache
+    x_btd = attended + x_btd
+    return mlp(mlp_norm(x_btd)) + x_btd, cache

@@ -26,7 +26,7 @@ class Kind(NamedTuple):
         flags: keys of its own that switch biases on: of attention, of the MLP.
         qkv_bias: queries, keys and values have biases, and there is no key for that.
         qk_norm: queries and keys are normalised, each head by itself.
-        unrotated_every: one of so many layers has no rotary embedding; 0: all have one.
+        unrotated_every: the last of each group of this many layers has no rotary embedding; 0: all layers have one.
         layers_slide: whether files name the layers with a window; else all have one that is not null, or none.
     """
 
@@ -39,24 +39,50 @@ class Kind(NamedTuple):
     layers_slide: bool = False
 
 
-_COMMON = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": False}
-_QWEN = _COMMON | {"num_key_value_heads": 32, "max_position_embeddings": 32768}
-_QWEN |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
-_ENDS = {"bos_token_id": 1, "eos_token_id": 2}
-_LLAMA = {"max_position_embeddings": 2048, **_ENDS}
-_MISTRAL = {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096, **_ENDS}
-_SMOLLM3 = {"max_position_embeddings": 32768, "num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True}
-_SMOLLM3 |= {"use_sliding_window": False, "sliding_window": None, "no_rope_layer_interval": 4}
-_SMOLLM3 |= {"bos_token_id": 128000, "eos_token_id": 128001}
+# What transformers' configuration classes mean by a key that a file does not have.
+_COMMON = {
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+_LLAMA = _COMMON | {
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_QWEN = _COMMON | {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_MISTRAL = _COMMON | {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_SMOLLM3 = _COMMON | {
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 4,
+    "rope_theta": 2e6,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "no_rope_layer_interval": 4,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
 
 KINDS = {
-    "llama": Kind("Llama", _COMMON | _LLAMA, ("attention_bias", "mlp_bias")),
+    "llama": Kind("Llama", _LLAMA, flags=("attention_bias", "mlp_bias")),
     "qwen2": Kind("Qwen2", _QWEN, qkv_bias=True, layers_slide=True),
-    "qwen3": Kind("Qwen3", _QWEN | {"head_dim": 128}, ("attention_bias",), qk_norm=True, layers_slide=True),
-    "mistral": Kind("Mistral", _COMMON | _MISTRAL),
-    "smollm3": Kind(
-        "SmolLM3", _COMMON | _SMOLLM3, ("attention_bias", "mlp_bias"), unrotated_every=4, layers_slide=True
-    ),
+    "qwen3": Kind("Qwen3", _QWEN | {"head_dim": 128}, flags=("attention_bias",), qk_norm=True, layers_slide=True),
+    "mistral": Kind("Mistral", _MISTRAL),
+    "smollm3": Kind("SmolLM3", _SMOLLM3, flags=("attention_bias", "mlp_bias"), unrotated_every=4, layers_slide=True),
 }
 
 
@@ -90,14 +116,25 @@ class LlamaConfig(ModelConfig):
     window_layers: tuple[int, ...] = ()
     unrotated_layers: tuple[int, ...] | None = None
 
+    def _fill_in(self) -> None:
+        check_choice("model_type", self.model_type, KINDS)
+        # What is derived is stored, so that a model is equal to the one whose file names it.
+        if self.num_key_value_heads == 0:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        if self.head_dim == 0 and self.hidden_size % self.num_attention_heads == 0:
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.unrotated_layers is None:
+            interval = self.kind.unrotated_every
+            unrotated_layers = range(interval - 1, self.num_hidden_layers, interval) if interval else ()
+            object.__setattr__(self, "unrotated_layers", tuple(unrotated_layers))
+
     def _check_heads(self) -> None:
         heads = self.num_attention_heads
-        if self.head_dim == 0 and self.hidden_size % heads:
+        if self.head_dim == 0:
             raise ModelError(f"num_attention_heads: expected a divisor of hidden_size={self.hidden_size}, got {heads}")
-        for name, default in (("num_key_value_heads", heads), ("head_dim", self.hidden_size // heads)):
-            if getattr(self, name) == 0:
-                object.__setattr__(self, name, default)
-            check_positive_int(name, getattr(self, name))
+        check_positive_int("num_key_value_heads", self.num_key_value_heads)
+        check_positive_int("head_dim", self.head_dim)
+        # As many queries share each key.
         if heads % self.num_key_value_heads:
             multiple = f"a multiple of num_key_value_heads={self.num_key_value_heads}"
             raise ModelError(f"num_attention_heads: expected {multiple}, got {heads}")
@@ -105,17 +142,12 @@ class LlamaConfig(ModelConfig):
             raise ModelError(f"head_dim: expected an even number, whose halves rotate, got {self.head_dim}")
 
     def _check_family(self) -> None:
-        check_choice("model_type", self.model_type, KINDS)
         check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
         for name in ("attention_bias", "mlp_bias"):
             check_bool(name, getattr(self, name))
             if getattr(self, name) and name not in self.kind.flags:
                 raise ModelError(f"{name}: expected false for a {self.model_type} model, got true")
         self.rope.check(self.head_dim)
-        every = self.kind.unrotated_every
-        if self.unrotated_layers is None:
-            unrotated = range(every - 1, self.num_hidden_layers, every) if every else ()
-            object.__setattr__(self, "unrotated_layers", tuple(unrotated))
         if self.sliding_window is not None:
             check_positive_int("sliding_window", self.sliding_window)
         elif self.window_layers:
@@ -143,67 +175,97 @@ def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     """Read a `config.json`, see `Family.from_hf`."""
     check_present(raw, _REQUIRED_KEYS)
     kind = KINDS[raw["model_type"]]
-    given: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None} | dict(kind.defaults) | raw
-    rope, share = rope_from_hf(given, given["rope_theta"])
-    if (raw.get("partial_rotary_factor", 1.0) if share is None else share) != 1.0:
-        expected = f"1.0 for a {raw['model_type']} model, whose heads rotate whole"
-        raise ModelError(f"partial_rotary_factor: expected {expected}")
-    check_positive_int("num_hidden_layers", given["num_hidden_layers"])
-    unrotated = _unrotated(given) if kind.unrotated_every else ()
-    window, window_layers = _windows(kind, given, unrotated)
-    fields = {name: given[key] for name, key in _KEYS.items() if key in given}
-    fields |= {name: given[name] for name in ("head_dim", "num_key_value_heads") if given.get(name) is not None}
-    fields |= {name: given.get(name, False) for name in kind.flags} | {"model_type": raw["model_type"], "rope": rope}
-    return fields | {"sliding_window": window, "window_layers": window_layers, "unrotated_layers": unrotated}
+    settings: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None} | dict(kind.defaults) | raw
+    rope, rotated_share = rope_from_hf(settings, settings["rope_theta"])
+    # transformers 5 has the share among the rotary settings, 4 next to them.
+    if rotated_share is None:
+        rotated_share = raw.get("partial_rotary_factor", 1.0)
+    if rotated_share != 1.0:
+        allowed = f"1.0 for a {raw['model_type']} model, whose heads rotate whole"
+        raise ModelError(f"partial_rotary_factor: expected {allowed}")
+    # Before the configuration checks it: the lists of layers below are as long.
+    check_positive_int("num_hidden_layers", settings["num_hidden_layers"])
+    unrotated_layers = _unrotated_layers(settings) if kind.unrotated_every else ()
+    sliding_window, window_layers = _windows(kind, settings, unrotated_layers)
+    fields = {name: settings[key] for name, key in _KEYS.items() if key in settings}
+    # null means derived from the other sizes, as a missing key does.
+    for name in ("head_dim", "num_key_value_heads"):
+        if settings.get(name) is not None:
+            fields[name] = settings[name]
+    for name in kind.flags:
+        fields[name] = settings.get(name, False)
+    return fields | {
+        "model_type": raw["model_type"],
+        "rope": rope,
+        "sliding_window": sliding_window,
+        "window_layers": window_layers,
+        "unrotated_layers": unrotated_layers,
+    }
 
 
-def _unrotated(given: Mapping[str, Any]) -> tuple[int, ...]:
+def _unrotated_layers(settings: Mapping[str, Any]) -> tuple[int, ...]:
     """Read the layers without rotary embedding: those with a 0 in `no_rope_layers`, or the last of every interval."""
-    rotates, layers = given.get("no_rope_layers"), given["num_hidden_layers"]
+    num_layers = settings["num_hidden_layers"]
+    rotates = settings.get("no_rope_layers")
     if rotates is None:
-        every = given["no_rope_layer_interval"]
-        check_positive_int("no_rope_layer_interval", every)
-        return tuple(range(every - 1, layers, every))
-    if not isinstance(rotates, list) or len(rotates) < layers or not all(each in (0, 1) for each in rotates):
-        raise ModelError(f"no_rope_layers: expected a list with 0 or 1 for each of {layers} layers, got {rotates!r}")
-    return tuple(i for i in range(layers) if not rotates[i])
+        interval = settings["no_rope_layer_interval"]
+        check_positive_int("no_rope_layer_interval", interval)
+        return tuple(range(interval - 1, num_layers, interval))
+    if not isinstance(rotates, list) or len(rotates) < num_layers or not all(flag in (0, 1) for flag in rotates):
+        allowed = f"a list with 0 or 1 for each of {num_layers} layers"
+        raise ModelError(f"no_rope_layers: expected {allowed}, got {rotates!r}")
+    return tuple(i for i in range(num_layers) if not rotates[i])
 
 
-def _windows(kind: Kind, given: Mapping[str, Any], unrotated: tuple[int, ...]) -> tuple[int | None, tuple[int, ...]]:
+def _windows(
+    kind: Kind, settings: Mapping[str, Any], unrotated_layers: tuple[int, ...]
+) -> tuple[int | None, tuple[int, ...]]:
     """Read the window and the layers that have it; (None, ()) where none has."""
     if "sliding_window" not in kind.defaults:  # transformers passes over the key there
         return None, ()
-    layers, window, kinds = range(given["num_hidden_layers"]), given["sliding_window"], None
+    window = settings["sliding_window"]
+    layer_types = None
     if kind.layers_slide:
-        check_bool("use_sliding_window", given["use_sliding_window"])
-        window, kinds = window if given["use_sliding_window"] else None, given.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != len(layers) or not set(kinds) <= {FULL, SLIDING}:
-            expected = f"a list with {FULL} or {SLIDING} for each of {len(layers)} layers"
-            raise ModelError(f"layer_types: expected {expected}, got {kinds!r}")
-        layers = [i for i in layers if kinds[i] == SLIDING]
+        check_bool("use_sliding_window", settings["use_sliding_window"])
+        if not settings["use_sliding_window"]:
+            window = None
+        layer_types = settings.get("layer_types")
+    num_layers = settings["num_hidden_layers"]
+    layers = tuple(range(num_layers))
+    if layer_types is not None:
+        has_all = isinstance(layer_types, list) and len(layer_types) == num_layers
+        if not has_all or not set(layer_types) <= {FULL, SLIDING}:
+            allowed = f"a list with {FULL} or {SLIDING} for each of {num_layers} layers"
+            raise ModelError(f"layer_types: expected {allowed}, got {layer_types!r}")
+        layers = tuple(i for i in layers if layer_types[i] == SLIDING)
     elif window is None:
         layers = ()
+    # A file without `layer_types`: which layers transformers takes differs by the kind.
     elif kind.unrotated_every:
-        layers = unrotated
+        layers = unrotated_layers
     elif kind.layers_slide:
-        first = given["max_window_layers"]
+        first = settings["max_window_layers"]
         if type(first) is not int or first < 0:
             raise ModelError(f"max_window_layers: expected an integer >= 0, got {first!r}")
         layers = layers[first:]
-    return (window, tuple(layers)) if layers else (None, ())
+    return (window, layers) if layers else (None, ())
 
 
 def to_hf(config: LlamaConfig) -> dict[str, Any]:
     """Write what decides the computation, see `Family.to_hf`."""
-    kind, raw = config.kind, {key: getattr(config, name) for name, key in _KEYS.items()}
-    raw |= {name: getattr(config, name) for name in ("model_type", "num_key_value_heads", "head_dim", *kind.flags)}
+    kind = config.kind
+    raw = {key: getattr(config, name) for name, key in _KEYS.items()}
+    for name in ("model_type", "num_key_value_heads", "head_dim", *kind.flags):
+        raw[name] = getattr(config, name)
+    layers = range(config.num_hidden_layers)
+    # Layer by layer, not by the shorter keys, which could not say everything that a configuration can.
     if kind.layers_slide:
-        slides = [i in config.window_layers for i in range(config.num_hidden_layers)]
-        raw |= {"use_sliding_window": any(slides), "layer_types": [SLIDING if each else FULL for each in slides]}
+        layer_types = [SLIDING if i in config.window_layers else FULL for i in layers]
+        raw["use_sliding_window"] = SLIDING in layer_types
+        raw["layer_types"] = layer_types
     if "sliding_window" in kind.defaults:
         raw["sliding_window"] = config.sliding_window
     if kind.unrotated_every:
         assert config.unrotated_layers is not None
-        raw["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in range(config.num_hidden_layers)]
+        raw["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in layers]
     return raw | config.rope.to_hf()

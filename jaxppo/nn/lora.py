@@ -9,7 +9,7 @@ The base stays as it is, one set of arrays under any number of adapters: policy,
 the reference has none. A layer computes x W + s (x A) B with s = alpha / r, or alpha / sqrt(r) for rank-stabilised
 adapters. Source: arXiv:2106.09685, arXiv:2312.03732.
 
-Written on plain dicts, because Flax's own `nnx.LoRALinear` knows no alpha and mixes base and adapter in one state, and
+Written on plain dicts, because Flax's own `nnx.LoRALinear` has no alpha and mixes base and adapter in one state, and
 qwix rewrites modules by intercepting their calls; here only `nn/layers.py: Linear` knows of adapters.
 """
 
@@ -27,7 +27,7 @@ import numpy as np
 from jaxppo.errors import ModelError
 from jaxppo.nn import ModelConfig, family_of, trunk_shapes
 from jaxppo.parallel import partition
-from jaxppo.types import Params
+from jaxppo.types import Array, Params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,14 @@ class LoraConfig:
     @property
     def scale(self) -> float:
         """The factor s."""
-        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+        rank = self.r**0.5 if self.use_rslora else self.r
+        return self.lora_alpha / rank
 
     def targets(self, name: str) -> bool:
         """Return whether a linear layer with this full name in transformers gets an adapter."""
         if self.target_modules is None:
             return True
+        # A text is one expression that matches the whole name, a tuple are ends of it, as in PEFT.
         if isinstance(self.target_modules, str):
             return re.fullmatch(self.target_modules, name) is not None
         return any(name == target or name.endswith(f".{target}") for target in self.target_modules)
@@ -78,30 +80,36 @@ class LoraConfig:
 def linear_layers(config: ModelConfig) -> dict[str, tuple[tuple[str, ...], tuple[int, int]]]:
     """Return the path and [inputs, outputs] of every linear layer of the trunk by its full name in transformers."""
     family = family_of(config.model_type)
-    found = {}
+    layers = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path({"trunk": trunk_shapes(config)}):
         path = tuple(key.key for key in keys)
         if path[-1] == "kernel":
+            # Users name layers as transformers and PEFT do, whatever we call them.
             name = family.trunk_prefix + family.hf_name(path).name.removesuffix(".weight")
-            found[name] = (path[:-1], leaf.shape)
-    return found
+            layers[name] = (path[:-1], leaf.shape)
+    return layers
 
 
-def init_adapter(config: ModelConfig, lora: LoraConfig, key: jax.Array) -> Params:
+def init_adapter(config: ModelConfig, lora: LoraConfig, key: Array) -> Params:
     """Draw an adapter that changes nothing yet: A uniform in +-1 / sqrt(inputs), B zero, as PEFT does.
 
     Raises:
         ModelError: no layer of the model is named by `target_modules`.
     """
     layers = linear_layers(config)
-    chosen = [entry for name, entry in layers.items() if lora.targets(name)]
-    if not chosen:
+    targets = [layer for name, layer in layers.items() if lora.targets(name)]
+    if not targets:
         raise _no_target([lora.target_modules], layers)
     adapter: Params = {}
-    for (path, (inputs, outputs)), layer_key in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
+    layer_keys = jax.random.split(key, len(targets))
+    for (path, (inputs, outputs)), layer_key in zip(targets, layer_keys, strict=True):
+        # PEFT draws A by kaiming_uniform with a = sqrt(5), of which this is the bound.
         bound = inputs**-0.5
-        a = jax.random.uniform(layer_key, (inputs, lora.r), minval=-bound, maxval=bound)
-        put(adapter, path, {"lora_a": a, "lora_b": jnp.zeros((lora.r, outputs))})
+        factors = {
+            "lora_a": jax.random.uniform(layer_key, (inputs, lora.r), minval=-bound, maxval=bound),
+            "lora_b": jnp.zeros((lora.r, outputs)),
+        }
+        set_path(adapter, path, factors)
     return adapter
 
 
@@ -109,27 +117,32 @@ def check_targets(config: ModelConfig, lora: LoraConfig) -> None:
     """Raise a `ModelError` that lists the names in `target_modules` which are those of no layer of the model."""
     if not isinstance(lora.target_modules, tuple):
         return
+    # Each name by itself: a misspelt one would go unnoticed if another one matches.
     layers = linear_layers(config)
     unmatched = []
     for target in lora.target_modules:
-        alone = dataclasses.replace(lora, target_modules=(target,))
-        if not any(map(alone.targets, layers)):
+        one_target = dataclasses.replace(lora, target_modules=(target,))
+        if not any(one_target.targets(name) for name in layers):
             unmatched.append(target)
     if unmatched:
         raise _no_target(unmatched, layers)
 
 
 def _no_target(unmatched: Sequence[Any], layers: Mapping[str, Any]) -> ModelError:
-    kinds = ", ".join(dict.fromkeys(name.split(".")[-1] for name in layers))
-    got = ", ".join(map(repr, unmatched))
-    return ModelError(f"lora_target_modules: expected all-linear or names among {kinds}, got {got}")
+    last_names = dict.fromkeys(name.split(".")[-1] for name in layers)
+    choices = ", ".join(last_names)
+    refused = ", ".join(repr(target) for target in unmatched)
+    return ModelError(f"lora_target_modules: expected all-linear or names among {choices}, got {refused}")
 
 
-def put(tree: Params, path: tuple[str, ...], value: Any) -> None:
-    """Set a value at a path of nested dicts; a dict joins what is there."""
-    for part in path[:-1]:
-        tree = tree.setdefault(part, {})
-    tree[path[-1]] = tree.get(path[-1], {}) | value if isinstance(value, dict) else value
+def set_path(tree: Params, path: tuple[str, ...], value: Any) -> None:
+    """Set a value at a path of nested dicts; a dict is merged into the one that is already there."""
+    *parents, name = path
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    if isinstance(value, dict):
+        value = tree.get(name, {}) | value
+    tree[name] = value
 
 
 def attach(base: Params, adapter: Params, scale: float) -> Params:
@@ -140,21 +153,23 @@ def attach(base: Params, adapter: Params, scale: float) -> Params:
         adapter: see above; its heads take the place of the base's.
         scale: the factor s, multiplied into B.
     """
+    # A new dict on the way to each change: the base is also the reference, and stays as it is.
     result = dict(base)
     for name, value in adapter.items():
         if isinstance(value, dict):
             result[name] = attach(base.get(name, {}), value, scale)
         else:
+            # The factor s goes into B once, so that layers compute (x A) B.
             result[name] = value * scale if name == "lora_b" else value
     return result
 
 
 def merge(base: Params, adapter: Params, scale: float) -> Params:
     """Merge an adapter into the parameters of its base: W + s A B in place of W, in its dtype."""
-    return merged(attach(base, adapter, scale))
+    return merge_attached(attach(base, adapter, scale))
 
 
-def merged(params: Params, dtype: str | None = None, path: str = "") -> Params:
+def merge_attached(params: Params, dtype: str | None = None, path: str = "") -> Params:
     """Put W + A B in the place of W, A and B where adapters are attached; W, and the sum, may be a device's part.
 
     Args:
@@ -164,24 +179,27 @@ def merged(params: Params, dtype: str | None = None, path: str = "") -> Params:
         path: of `params` in the model.
     """
     if "lora_a" not in params:
-        return {
-            name: merged(child, dtype, f"{path}/{name}") if isinstance(child, dict) else child
-            for name, child in params.items()
-        }
-    rest = {name: child for name, child in params.items() if name not in ("lora_a", "lora_b")}
-    kernel, factors = params["kernel"], [params["lora_a"], params["lora_b"]]
+        result = {}
+        for name, child in params.items():
+            result[name] = merge_attached(child, dtype, f"{path}/{name}") if isinstance(child, dict) else child
+        return result
+    kernel = params["kernel"]
+    # A has the inputs of W and B its outputs, whole on every device: take the part that fits this device's W.
+    factors = [params["lora_a"], params["lora_b"]]
     for axis, mesh_axis in enumerate(partition.axes_of(f"{path}/kernel")):
         if factors[axis].shape[axis] != kernel.shape[axis]:
             assert mesh_axis is not None
             factors[axis] = partition.own_part(factors[axis], axis, kernel.shape[axis], mesh_axis)
     product = jnp.matmul(*factors, precision=None if dtype is None else "default")
-    return rest | {"kernel": (kernel + product).astype(dtype or kernel.dtype)}
+    result = {name: child for name, child in params.items() if name not in ("lora_a", "lora_b")}
+    return result | {"kernel": (kernel + product).astype(dtype or kernel.dtype)}
 
 
 def fingerprint(base: Params) -> str:
     """Return a short name of a trunk's numbers: the SHA-256 of 64 of each array's, in the order of the tree."""
+    # A sample is enough to tell two models apart, and does not bring a large one to the host.
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(base["trunk"]):
-        some = leaf.reshape(-1)[:: max(1, leaf.size // 64)][:64]
-        digest.update(np.asarray(some, np.float32).tobytes())
+        sample = leaf.reshape(-1)[:: max(1, leaf.size // 64)][:64]
+        digest.update(np.asarray(sample, np.float32).tobytes())
     return digest.hexdigest()[:16]

@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxppo.data import SEQUENCE_BUCKET
 from jaxppo.errors import ModelError
+from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.config import check_at_least, check_bool, check_choice, check_positive_int
+from jaxppo.types import Array
 
 _LENGTH = "original_max_position_embeddings"
-# rope_type -> its settings in transformers; the first ones have no default.
+# rope_type -> its settings in transformers.
 _SETTINGS = {
     "default": (),
     "linear": ("factor",),
@@ -21,13 +22,20 @@ _SETTINGS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
     "yarn": ("factor", _LENGTH, "beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
+_REQUIRED_SETTINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
 
 
 class Rotary(NamedTuple):
     """Cosines and sines of the rotary angles, each [B or 1, 1, T, R / 2]."""
 
-    cos: jax.Array
-    sin: jax.Array
+    cos: Array
+    sin: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +52,8 @@ class Rope:
         original_max_position_embeddings: tokens of a text before that; `dynamic` stretches nothing up to there.
         low_freq_factor: llama3: wavelengths above `original_max_position_embeddings` over it are stretched in full.
         high_freq_factor: llama3: those below `original_max_position_embeddings` over it not at all.
-        beta_fast: yarn: frequencies with more than so many rotations in the original length stay.
-        beta_slow: yarn: those with fewer are stretched in full.
+        beta_fast: yarn: frequencies with more rotations than this in the original length are not stretched.
+        beta_slow: yarn: those with fewer than this are stretched in full.
         attention_factor: yarn: factor of cosines and sines.
         truncate: yarn: the two limits are rounded outwards to whole frequencies.
 
@@ -72,28 +80,31 @@ class Rope:
         check_at_least(0.0, "attention_factor", self.attention_factor)
         for name in ("low_freq_factor", "beta_fast", "beta_slow"):
             check_at_least(1e-6, name, getattr(self, name))
+        # llama3 divides by the difference of the two.
         check_at_least(1.000001 * self.low_freq_factor, "high_freq_factor", self.high_freq_factor)
         check_bool("truncate", self.truncate)
+        # yarn divides by its logarithm.
         if self.rope_type == "yarn" and self.rope_theta == 1.0:
             raise ModelError("rope_theta: expected more than 1.0 for rope_type yarn, got 1.0")
 
     def check(self, dimensions: int) -> None:
-        """Raise a `ModelError` unless so many dimensions of a head can rotate like this."""
+        """Raise a `ModelError` unless this many dimensions of a head can rotate in this way."""
         if self.rope_type == "dynamic" and dimensions <= 2:
             raise ModelError(f"rope_type: expected more than 2 rotated dimensions for dynamic, got {dimensions}")
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens of a row for which no token depends on later ones; None: of any length.
+        """Largest length of a row in which no token depends on later ones; None: any length.
 
         With `dynamic`, frequencies change with the length of a text beyond the original one: log-probabilities of
         sampling and of learning would differ. The padding of packed rows counts.
         """
         if self.rope_type != "dynamic":
             return None
+        # Rounded down to the multiple that rows are padded to.
         return self.original_max_position_embeddings // SEQUENCE_BUCKET * SEQUENCE_BUCKET
 
-    def angles(self, positions: jax.Array, dimensions: int, dtype: Any) -> Rotary:
+    def angles(self, positions: Array, dimensions: int, dtype: Any) -> Rotary:
         """Rotary angles of each position: angle_i = position f_i, f_i = theta^(-2 i / n), some of them stretched.
 
         Args:
@@ -106,61 +117,76 @@ class Rope:
         """
         exponents = jnp.arange(0, dimensions, 2, dtype=jnp.float32) / max(dimensions, 1)
         frequencies = 1.0 / self._base(positions, dimensions) ** exponents
-        kept = self._kept(frequencies)
-        if kept is not None:
-            frequencies = (1 - kept) * frequencies / self.factor + kept * frequencies
+        unstretched = self._unstretched_share(frequencies)
+        if unstretched is not None:
+            frequencies = (1 - unstretched) * frequencies / self.factor + unstretched * frequencies
         elif self.rope_type == "linear":
             frequencies = frequencies / self.factor
+        # In float32: bfloat16 has no integers above 256, and positions go further.
         angles = positions[:, None, :, None].astype(jnp.float32) * frequencies
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        cos = jnp.cos(angles)
+        sin = jnp.sin(angles)
         if self.attention_factor != 1.0:
-            cos, sin = cos * self.attention_factor, sin * self.attention_factor
+            cos = cos * self.attention_factor
+            sin = sin * self.attention_factor
         return Rotary(cos.astype(dtype), sin.astype(dtype))
 
-    def _base(self, positions: jax.Array, dimensions: int) -> Any:
+    def _base(self, positions: Array, dimensions: int) -> Any:
         """Theta; with `dynamic`, for L >= L0 tokens, theta (s L / L0 - (s - 1))^(n / (n - 2))."""
-        theta, factor = float(self.rope_theta), float(self.factor)  # JAX takes no integers of 2^31
+        theta = float(self.rope_theta)  # JAX takes no integers of 2^31
         if self.rope_type != "dynamic":
             return theta
+        factor = float(self.factor)
         original = self.original_max_position_embeddings
         length = jnp.maximum(jnp.max(positions) + 1, original)
-        times = factor * length / original - (factor - 1)
-        return theta * times ** (dimensions / (dimensions - 2))
+        stretch = factor * length / original - (factor - 1)
+        return theta * stretch ** (dimensions / (dimensions - 2))
 
-    def _kept(self, frequencies: jax.Array) -> jax.Array | None:
-        """Share of each frequency that is not stretched: [n / 2] fp32; None where all are treated alike."""
-        original, n = self.original_max_position_embeddings, 2 * frequencies.shape[0]
+    def _unstretched_share(self, frequencies: Array) -> Array | None:
+        """Share of each frequency that is not stretched: [n / 2] fp32; None where all are treated alike.
+
+        A frequency that has turned many times within the original length tells neighbours apart, and stays: longer
+        texts have no longer neighbourhoods. One that has not turned once would reach angles that training never saw,
+        and is divided by the factor. Between the two limits the share falls linearly: in llama3 by the rotations, in
+        yarn by the number of the frequency.
+        """
+        original = self.original_max_position_embeddings
         if self.rope_type == "llama3":
             rotations = original * frequencies / (2 * math.pi)
-            return jnp.clip(
-                (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0
-            )
+            share = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+            return jnp.clip(share, 0.0, 1.0)
         if self.rope_type != "yarn":
             return None
+        n = 2 * frequencies.shape[0]
 
-        def dimension_of(rotations: float) -> float:
+        def dimension_with(rotations: float) -> float:
+            """Solve original theta^(-2 i / n) = 2 pi rotations for i."""
             return n * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.rope_theta))
 
-        low, high = dimension_of(self.beta_fast), dimension_of(self.beta_slow)
+        low = dimension_with(self.beta_fast)
+        high = dimension_with(self.beta_slow)
         if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, n - 1)
+            low = math.floor(low)
+            high = math.ceil(high)
+        low = max(low, 0)
+        high = min(high, n - 1)
         width = high - low if high != low else 0.001  # transformers' way round a division by 0
-        return 1 - jnp.clip((jnp.arange(n // 2, dtype=jnp.float32) - low) / width, 0.0, 1.0)
+        numbers = jnp.arange(n // 2, dtype=jnp.float32)
+        return 1 - jnp.clip((numbers - low) / width, 0.0, 1.0)
 
     def to_hf(self, theta_key: str = "rope_theta", share: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Write the rotary settings twice, as transformers 5 and as earlier versions read them.
 
         Those pass over `rope_parameters`, and would take their defaults without a word. Where there is a
-        `rope_scaling`, transformers 5 reads it in place of `rope_parameters`, and the base beside it.
+        `rope_scaling`, transformers 5 reads it, and the base next to it, in place of `rope_parameters`.
 
         Args:
             theta_key: name of the base there.
             share: {"partial_rotary_factor": share of each head that rotates}, in families that have it.
         """
         settings = {name: getattr(self, name) for name in _SETTINGS[self.rope_type]}
-        new = {"rope_type": self.rope_type, "rope_theta": self.rope_theta, **(share or {}), **settings}
-        keys = {theta_key: self.rope_theta, "rope_parameters": new}
+        parameters = {"rope_type": self.rope_type, "rope_theta": self.rope_theta, **(share or {}), **settings}
+        keys = {theta_key: self.rope_theta, "rope_parameters": parameters}
         if self.rope_type == "default":
             return keys
         # Before 4.43 there was no `rope_type`, and linear and dynamic had just two keys.
@@ -171,15 +197,31 @@ class Rope:
 PLAIN = Rope()
 
 
-def rotate(x_bhtk: jax.Array, rotary: Rotary) -> jax.Array:
+def rotate(x_bhtk: Array, rotary: Rotary) -> Array:
     """Rotate the first R dimensions of each head, dimension i paired with i + R / 2; the others pass unchanged.
 
     Source: transformers modeling_gpt_neox.py, apply_rotary_pos_emb; arXiv:2104.09864.
     """
     half = rotary.cos.shape[-1]
-    first, second, rest = x_bhtk[..., :half], x_bhtk[..., half : 2 * half], x_bhtk[..., 2 * half :]
-    rotated = (first * rotary.cos - second * rotary.sin, second * rotary.cos + first * rotary.sin)
-    return jnp.concatenate((*rotated, rest), axis=-1)
+    first = x_bhtk[..., :half]
+    second = x_bhtk[..., half : 2 * half]
+    unrotated = x_bhtk[..., 2 * half :]
+    # Pairs are half a head apart, as in transformers, not side by side as in the paper.
+    new_first = first * rotary.cos - second * rotary.sin
+    new_second = second * rotary.cos + first * rotary.sin
+    return jnp.concatenate((new_first, new_second, unrotated), axis=-1)
+
+
+def rotate_queries_and_keys(q_bhtk: Array, k_bgtk: Array, rotary: Rotary, read: Array | None) -> tuple[Array, Array]:
+    """Rotate the queries of the tokens that are read, and the keys of all, see `rotate`.
+
+    Args:
+        q_bhtk: [B, H, T or R, K].
+        k_bgtk: [B, G, T, K].
+        rotary: of all T tokens.
+        read: see `select_tokens`.
+    """
+    return rotate(q_bhtk, select_tokens(rotary, read, axis=2)), rotate(k_bgtk, rotary)
 
 
 def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None]:
@@ -197,41 +239,52 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
 
     Source: transformers modeling_rope_utils.py, convert_rope_params_to_dict.
     """
-    where = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    rope = raw.get(where) or {}
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    rope = raw.get(key) or {}
+    # Gemma 3 has one object for each kind of layer.
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        expected = "an object of numbers and names (settings by the kind of layer are not supported)"
-        raise ModelError(f"{where}: expected {expected}, got {rope!r}")
+        allowed = "an object of numbers and names (settings by the kind of layer are not supported)"
+        raise ModelError(f"{key}: expected {allowed}, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(kind, str) or kind not in _SETTINGS:
-        raise ModelError(f"{where}.rope_type: expected one of {', '.join(_SETTINGS)}, got {kind!r}")
-    given = {name: rope[name] for name in _SETTINGS[kind] if rope.get(name) is not None}
-    longest = raw["max_position_embeddings"]
+        raise ModelError(f"{key}.rope_type: expected one of {', '.join(_SETTINGS)}, got {kind!r}")
+    settings = {name: rope[name] for name in _SETTINGS[kind] if rope.get(name) is not None}
+    max_positions = raw["max_position_embeddings"]
+    # transformers takes the length before stretching from here for `dynamic` alone, whatever its settings say; for the
+    # others a value next to the settings counts before one among them.
     if kind == "dynamic":
-        given[_LENGTH] = longest
+        settings[_LENGTH] = max_positions
     elif _LENGTH in _SETTINGS[kind]:
-        given.setdefault(_LENGTH, longest)
-        given |= {name: raw[name] for name in (_LENGTH,) if raw.get(name) is not None}
+        settings.setdefault(_LENGTH, max_positions)
+        if raw.get(_LENGTH) is not None:
+            settings[_LENGTH] = raw[_LENGTH]
     if kind == "yarn":
-        given = _filled_yarn(given, rope, longest)
-    for name in _SETTINGS[kind][:3] if kind == "llama3" else _SETTINGS[kind][:1]:
-        check_at_least(1.0 if name == "factor" else 0.0, f"{where}.{name}", given.get(name))
-    return Rope(rope_type=kind, rope_theta=rope.get("rope_theta", theta), **given), rope.get("partial_rotary_factor")
+        settings = _with_yarn_defaults(settings, rope, max_positions)
+    for name in _REQUIRED_SETTINGS[kind]:
+        check_at_least(1.0 if name == "factor" else 0.0, f"{key}.{name}", settings.get(name))
+    return Rope(rope_type=kind, rope_theta=rope.get("rope_theta", theta), **settings), rope.get("partial_rotary_factor")
 
 
-def _filled_yarn(given: dict[str, Any], rope: Mapping[str, Any], longest: Any) -> dict[str, Any]:
+def _with_yarn_defaults(settings: dict[str, Any], rope: Mapping[str, Any], max_positions: Any) -> dict[str, Any]:
     """Fill in what yarn derives: the factor from the lengths, 0.1 ln(factor) + 1 for cosines and sines.
 
     With `mscale` and `mscale_all_dim` the latter is the quotient of two such numbers.
     """
-    numbers = (longest, given[_LENGTH])
-    if "factor" not in given and all(type(each) is int and each > 0 for each in numbers):
-        given["factor"] = max(1.0, numbers[0] / numbers[1])
-    factor: Any = given.get("factor")
-    if "attention_factor" in given or type(factor) not in (int, float) or not factor >= 1.0:
-        return given
-    scales: Any = (rope.get("mscale"), rope.get("mscale_all_dim"))
-    for name, value in zip(("mscale", "mscale_all_dim"), scales, strict=True):
-        check_at_least(0.0, name, value or 0.0)
-    above, below = (0.1 * scale * math.log(factor) + 1.0 for scale in (scales if all(scales) else (1.0, 0.0)))
-    return given | {"attention_factor": above / below}
+    lengths = (max_positions, settings[_LENGTH])
+    if "factor" not in settings and all(type(length) is int and length > 0 for length in lengths):
+        settings["factor"] = max(1.0, max_positions / settings[_LENGTH])
+    # A factor that means nothing is refused by the caller, by name.
+    factor: Any = settings.get("factor")
+    if "attention_factor" in settings or type(factor) not in (int, float) or not factor >= 1.0:
+        return settings
+    # DeepSeek's two settings count only together.
+    mscale = rope.get("mscale")
+    mscale_all_dim = rope.get("mscale_all_dim")
+    check_at_least(0.0, "mscale", mscale or 0.0)
+    check_at_least(0.0, "mscale_all_dim", mscale_all_dim or 0.0)
+    if not (mscale and mscale_all_dim):
+        mscale = 1.0
+        mscale_all_dim = 0.0
+    above = 0.1 * mscale * math.log(factor) + 1.0
+    below = 0.1 * mscale_all_dim * math.log(factor) + 1.0
+    return settings | {"attention_factor": above / below}

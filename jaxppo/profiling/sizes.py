@@ -75,7 +75,7 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
         length: T.
     """
     tokens = rows * length
-    hidden, inner = family_of(model.model_type).kept_widths
+    hidden, inner = family_of(model.model_type).saved_widths
     numbers = tokens * (hidden * model.hidden_size + inner * model.intermediate_size)
     scores = tokens * length * model.num_attention_heads
     scores = {"plain": scores, "blocks": min(scores, attention.BLOCK_SCORES)}.get(model.attention, 0)
@@ -88,7 +88,7 @@ def scored_bytes(model: ModelConfig, rows: int, length: int) -> int:
     """Estimate of what a layer takes where no gradient follows: all of it, or its widest part by fused attention."""
     if model.attention not in ("triton", "splash"):
         return layer_bytes(model, rows, length)
-    inner = family_of(model.model_type).kept_inner * model.intermediate_size
+    inner = family_of(model.model_type).saved_intermediates * model.intermediate_size
     return rows * length * (2 * model.hidden_size + inner) * itemsize(model)
 
 
@@ -111,7 +111,7 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
     kept = 0
     if not model.gradient_checkpointing:
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
-        kept = heads * model.head_dim + family_of(model.model_type).kept_inner * model.intermediate_size
+        kept = heads * model.head_dim + family_of(model.model_type).saved_intermediates * model.intermediate_size
         kept += (model.attention == "blocks") * model.num_attention_heads * model.head_dim
     return (model.num_hidden_layers - 1) * tokens * (model.hidden_size + kept // tensor) * itemsize(model) + layer
 

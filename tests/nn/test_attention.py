@@ -26,7 +26,7 @@ def arrays(b=2, h=4, g=2, t=21, k=8, dtype=jnp.float32):
 
 
 def plain(q, k, v, queries, mask, scale, window=None):
-    return attention.attend(q, k, v, attention.Seen(queries, mask, window).bias(queries, k.shape[2]), scale)
+    return attention.attend(q, k, v, attention.causal_bias(queries, k.shape[2], mask, window), scale)
 
 
 def masks(t):
@@ -78,7 +78,7 @@ def test_plain_leaves_out_keys_that_no_query_of_a_block_sees(window, reference, 
     q, k, v = arrays()
 
     def in_blocks(q, k, v, mask):
-        attended, _ = attention.attend_cached(q, k, v, mask, None, None, None, scale=0.3, window=window)
+        attended, _ = attention.attend_cached(q, k, v, attention.AttentionContext(mask=mask), scale=0.3, window=window)
         return attended.reshape(2, 21, 4, 8).transpose(0, 2, 1, 3)
 
     for mask in masks(21):

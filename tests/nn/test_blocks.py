@@ -37,8 +37,8 @@ def test_blocks_hold_everything_once(total, size):
     summed, put, held = jnp.zeros(x.shape), jnp.zeros(x.shape), np.zeros(total + 3, int)
     for i in cut.numbers:
         new = cut.new(i)
-        fresh = blocks.where_new(None if new is None else new[:, None], cut.of(x, i))
-        summed, put = cut.put(summed, i, cut.of(summed, i) + fresh), cut.put(put, i, cut.of(x, i))
+        fresh = blocks.where_new(None if new is None else new[:, None], cut.get(x, i))
+        summed, put = cut.set(summed, i, cut.get(summed, i) + fresh), cut.set(put, i, cut.get(x, i))
         held += np.asarray(cut.holds(i, jnp.arange(total + 3)))
     expected = x.at[:, total:].set(0)
     np.testing.assert_array_equal(summed, expected)

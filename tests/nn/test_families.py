@@ -14,7 +14,7 @@ from flax import nnx
 
 from jaxppo import hf, models
 from jaxppo.nn import FAMILIES, ModelConfig
-from jaxppo.nn.layers import ACTIVATIONS, Keys, Linear, project
+from jaxppo.nn.layers import ACTIVATIONS, Keys, Linear, project_qkv
 from tests import quick_first
 from tests.hf.families import FILES, SMALL
 from tests.torch_models import (
@@ -177,7 +177,7 @@ def test_the_gradient_of_queries_keys_and_values_moves_no_more_than_it_must(shap
     graph, weights = nnx.split(Linear(config, 8, 24, rngs=nnx.Rngs(0)))
 
     def loss(weights, x):
-        query, key, value = project(nnx.merge(graph, weights), x, None, shape, axis)
+        query, key, value = project_qkv(nnx.merge(graph, weights), x, None, shape, axis)
         return jnp.sum(query * key * value)
 
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(weights, jnp.ones((5, 7, 8))).as_text()

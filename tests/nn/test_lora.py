@@ -202,7 +202,7 @@ def test_a_sum_that_is_rounded_needs_no_product_in_full_precision(dtype, precisi
     """Which a TPU's compiler takes seconds for, each."""
     params = {"kernel": jnp.ones((4, 6)), "lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 6))}
     with jax.default_matmul_precision("highest"):  # as in every command
-        found = jax.make_jaxpr(partial(lora.merged, dtype=dtype))(params)
+        found = jax.make_jaxpr(partial(lora.merge_attached, dtype=dtype))(params)
     (product,) = (step for step in found.eqns if step.primitive.name == "dot_general")
     assert {each.name for each in product.params["precision"]} == {precision}
     assert [kernel.dtype for kernel in found.out_avals] == [dtype or "float32"]

@@ -18,9 +18,9 @@ from jaxppo.config.sources import replace
 from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, lora
 from jaxppo.nn.attention import attend_cached
-from jaxppo.nn.blocks import columns
+from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
-from jaxppo.nn.layers import Linear, embedding, layer_norm, look_up
+from jaxppo.nn.layers import Linear, embed, embedding, layer_norm
 from jaxppo.parallel import partition
 from jaxppo.profiling import flops
 from tests.torch_models import assert_equal_trees, random_params, read
@@ -48,12 +48,12 @@ class ToyLayer(nnx.Module):
         self.query, self.key, self.value = linear(), linear(use_bias=False), linear()
         self.gate, self.out = linear(), linear()
 
-    def __call__(self, x, mask, cache, cache_index, read):
+    def __call__(self, x, context):
         normed = self.norm(x)
-        x, read_only = columns((x, normed), read, 1)
+        x, read_only = select_tokens((x, normed), context.read, 1)
         split = lambda y: y.reshape(*y.shape[:2], self.heads, -1).transpose(0, 2, 1, 3)  # noqa: E731
         query, key, value = split(self.query(read_only)), split(self.key(normed)), split(self.value(normed))
-        attended, cache = attend_cached(query, key, value, mask, cache, cache_index, read)
+        attended, cache = attend_cached(query, key, value, context)
         gate = jax.nn.sigmoid(self.gate(read_only)) if self.gated else 1.0
         return x + self.out(gate * attended), cache
 
@@ -62,16 +62,14 @@ class ToyTrunk(nnx.Module):
     """Positions come in as a wave."""
 
     def __init__(self, config, rngs):
-        self.config = config
         self.embed_in = embedding(config, config.vocab_size, rngs)
         self.layers = nnx.Dict({str(i): ToyLayer(config, rngs) for i in range(config.num_hidden_layers)})
-        self.last_norm = layer_norm(config, rngs)
+        self.final_layer_norm = layer_norm(config, rngs)
 
-    def __call__(self, input_ids, positions, mask, run):
-        hidden = look_up(self.embed_in, input_ids)
+    def embed(self, input_ids, positions):
+        hidden = embed(self.embed_in, input_ids)
         waves = jnp.sin(positions[..., None] * jnp.arange(1, hidden.shape[-1] + 1) / 10).astype(hidden.dtype)
-        hidden, cache = run(hidden + waves, (mask,))
-        return self.last_norm(hidden), cache
+        return hidden + waves, None
 
 
 _TOY_KEYS = {
@@ -102,7 +100,7 @@ TOY = Family(
     trunk_prefix="toy.",
     architectures={"lm": "ToyForCausalLM", "score": "ToyForSequenceClassification", None: "ToyModel"},
     names={"trunk/embed_in/embedding": HfName("words.weight"), "lm_head/kernel": HfName("head.weight", transpose=True)}
-    | norm_names("trunk/last_norm", "norm")
+    | norm_names("trunk/final_layer_norm", "norm")
     | norm_names("trunk/layers/{i}/norm", "blocks.{i}.norm")
     | linear_names("trunk/layers/{i}/query", "blocks.{i}.q")
     | linear_names("trunk/layers/{i}/key", "blocks.{i}.k")
@@ -112,7 +110,7 @@ TOY = Family(
     | SCORE_NAMES,
     ignored=re.compile(r"never$"),
     partition={"query/kernel": ("fsdp", "tensor")},
-    kept_widths=(7, 0),
+    saved_widths=(7, 0),
 )
 
 
