@@ -111,7 +111,7 @@ def init_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers))
 
 
-def densely_laid(cache: Cache) -> Cache:
+def dense_layout(cache: Cache) -> Cache:
     """Have a TPU lay out a cache densely, and in one way for all that computes with it.
 
     It pads what lies side by side to 128 numbers: heads of 64 would take twice the memory, and twice the time to read,
@@ -212,7 +212,7 @@ def cast(config: ModelConfig, tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(config.compute_dtype), tree)
 
 
-def computing_in(config: ModelConfig, dtype: str, attention: str = "auto") -> ModelConfig:
+def with_dtype(config: ModelConfig, dtype: str, attention: str = "auto") -> ModelConfig:
     """Return the same model, computing as suits the platform; its parameters stay as they are.
 
     Args:
@@ -244,8 +244,8 @@ def for_training(config: ModelConfig, params: Params, adapter: Params | None = N
         params: what to stack.
         adapter: what will be attached to them, or its shapes.
     """
-    if config.loops and stacks.can_stack((params, adapter)):
-        return stacks.stacked(params)
+    if config.scans_layers and stacks.can_stack((params, adapter)):
+        return stacks.stack(params)
     return params
 
 
@@ -257,7 +257,7 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
     """
     # One product a layer for each token in place of three; other heads are not used for decoding.
     parts = {name: params[name] for name in ("trunk", "lm_head") if name in params}
-    merged = cast(config, lora.merge_attached(stacks.unstacked(parts), config.compute_dtype))
+    merged = cast(config, lora.merge_attached(stacks.unstack(parts), config.compute_dtype))
     # Gathered here once for all tokens; else every token travels to the shards.
     if partition.decodes_split(partition.whole_bytes(merged, config.hidden_size)):
         return params | merged
@@ -291,7 +291,7 @@ def stored_lm_head(config: ModelConfig, params: Params) -> Array:
     # A shard is cast block by block where it is gathered (`head_logprobs`), not whole.
     if not is_shard:
         part = cast(config, part)
-    return partition.all_parts(part, vocab_axis, config.vocab_size)
+    return partition.gather_parts(part, vocab_axis, config.vocab_size)
 
 
 def _device_lm_head(config: ModelConfig, params: Params) -> Array:
@@ -314,9 +314,9 @@ def lm_logits(config: ModelConfig, params: Params, hidden: Array) -> Array:
     rows = hidden.reshape(-1, hidden.shape[-1])
     has_part = kernel.shape[1] < config.vocab_size
     if has_part:
-        rows = partition.enter(rows)
-    device_logits = partition.product(rows, kernel, partition.WIDENS, config.hidden_size, jnp.float32)
-    logits: Any = partition.all_parts(device_logits, 1, config.vocab_size)
+        rows = partition.copy_to_devices(rows)
+    device_logits = partition.product(rows, kernel, partition.COLUMN_PARALLEL, config.hidden_size, jnp.float32)
+    logits: Any = partition.gather_parts(device_logits, 1, config.vocab_size)
     logits = logits.reshape(*hidden.shape[:-1], -1)
     if config.num_tokens is None:
         return logits

@@ -103,7 +103,7 @@ class Start(NamedTuple):
     model: ModelConfig
     params: Params  # {"trunk", "score"}
     tokenizer: Any
-    loaded: hf.Loaded | None  # None: drawn at random
+    loaded: hf.LoadedModel | None  # None: drawn at random
 
 
 def start_model(config: RewardModelConfig, placement: hf.Placement | None = None) -> Start:
@@ -136,7 +136,7 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
     return Start(dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded)
 
 
-def _read(config: RewardModelConfig, folder: Path, placement: hf.Placement | None) -> hf.Loaded:
+def _read(config: RewardModelConfig, folder: Path, placement: hf.Placement | None) -> hf.LoadedModel:
     return hf.load_model(folder, head="score", placement=placement, shapes_only=config.run.target is not None)
 
 
@@ -179,7 +179,7 @@ class RewardModelLearner(TrainedAlone):
 
     def _start(self) -> tuple[TrainState, Params]:
         state = self.init_state(models.init_params(self.model, jax.random.key(0), "score"))
-        return state, stacks.unstacked(self.whole(state.params, state.frozen))
+        return state, stacks.unstack(self.whole(state.params, state.frozen))
 
     def pairs_at_once(self, pairs: int, length: int) -> int:
         """Return how many of the pairs of a step a device learns from at once, for texts of `length` tokens."""
@@ -233,7 +233,7 @@ def _plan(
     parallel.check_model(start.model)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     learner = RewardModelLearner(
-        config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel
+        config, models.with_dtype(start.model, config.dtype, config.run.attention), adapter, parallel
     )
     state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
     batch = PreferenceData(pairs, config.batch_size, config.run.seed, learner.model.max_length).longest_batch()
@@ -266,8 +266,8 @@ class PairEvaluator:
         preemption.check()
         count = len(pairs)
         texts = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-        with activity.shown(f"evaluation of {len(pairs)} pairs"):
-            scores = activity.attended(lambda: self._scorer(params, texts))
+        with activity.show(f"evaluation of {len(pairs)} pairs"):
+            scores = activity.run_interruptibly(lambda: self._scorer(params, texts))
         chosen = scores[:count]
         rejected = scores[count:]
         margins = jnp.asarray([pair.margin for pair in pairs])
@@ -317,11 +317,11 @@ def load_pairs(
         rows = load_rows(str(config.dataset), split, config.dataset_config)
         check_same(str(config.dataset), split, rows)
         splits[split] = encode_pairs(template.tokenizer, rows, max_length, where, template)
-        if splits[split].too_long:
-            count = splits[split].too_long + len(splits[split].kept)
+        if splits[split].num_too_long:
+            count = splits[split].num_too_long + len(splits[split].pairs)
             console.warn(
-                f"{where}: {splits[split].too_long} of {count} pairs are longer than {max_length} tokens and left out; "
-                "a larger max_length, within the model's own, keeps them"
+                f"{where}: {splits[split].num_too_long} of {count} pairs are longer than {max_length} tokens and left "
+                "out; a larger max_length, within the model's own, keeps them"
             )
     return splits
 
@@ -354,24 +354,24 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     template = chat_template_of(config, start.tokenizer)
     console.print(f"prompts and completions: {template.describe()}")
     splits = load_pairs(config, template, longest, console)
-    num_steps = config.num_updates(len(splits[config.train_split].kept))
+    num_steps = config.num_updates(len(splits[config.train_split].pairs))
     parameters = sum(p.size for p in jax.tree.leaves(start.params))
     console.print(
         f"reward model: {num_steps} steps of {config.batch_size} pairs out of "
-        f"{len(splits[config.train_split].kept)}, {parameters:,} parameters, into {folder}"
+        f"{len(splits[config.train_split].pairs)}, {parameters:,} parameters, into {folder}"
     )
     read = None if start.loaded is None else parameters
     use_peft = config.peft.use_peft
     for warning in optimizer.warnings(config.optimizer, num_steps, read, supervised=True, use_peft=use_peft):
         console.warn(warning)
     if config.run.target is not None:
-        show(console, config, partial(_plan, start, splits[config.train_split].kept, num_steps))
+        show(console, config, partial(_plan, start, splits[config.train_split].pairs, num_steps))
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     learner = RewardModelLearner(
-        config, models.computing_in(start.model, config.dtype, config.run.attention), adapter, parallel
+        config, models.with_dtype(start.model, config.dtype, config.run.attention), adapter, parallel
     )
     learned = PreferenceData(
-        splits[config.train_split].kept, config.batch_size, config.run.seed, learner.model.max_length
+        splits[config.train_split].pairs, config.batch_size, config.run.seed, learner.model.max_length
     )
     if config.run.target is None:
         print_memory(console, learner.budget(learned), parallel.local_devices)
@@ -393,7 +393,7 @@ def _train(
     trackers = run.trackers
     scorer = RowScorer(learner.model, parallel, config.eval_batch_size, learner.model.max_length)
     evaluator = PairEvaluator(
-        scorer, {split: splits[split].kept for split in config.eval_splits}, config.center_rewards_coefficient
+        scorer, {split: splits[split].pairs for split in config.eval_splits}, config.center_rewards_coefficient
     )
 
     def whole(state: TrainState) -> Params:
@@ -402,7 +402,7 @@ def _train(
     results: dict[str, Any] = {
         "headline_split": config.eval_splits[0],
         "before": evaluator(parallel.put(start.params)),
-        "too_long": {split: found.too_long for split, found in splits.items()},
+        "too_long": {split: found.num_too_long for split, found in splits.items()},
     }
     steps = Steps(
         total=num_steps,
@@ -427,8 +427,8 @@ def _train(
         results["after"] = evaluator(whole(state))
         trackers.log(num_steps, eval_metrics(results["after"]))
     if config.center_on == "chosen":
-        results["reward_bias"] = evaluator.mean_score(whole(state), splits[config.train_split].kept)
-    params, frozen = stacks.unstacked(parallel.to_host((state.params, state.frozen)))
+        results["reward_bias"] = evaluator.mean_score(whole(state), splits[config.train_split].pairs)
+    params, frozen = stacks.unstack(parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
         write_models(run.folder, last, params, frozen, start.tokenizer, results)
     run.write_evals(results)

@@ -112,7 +112,7 @@ def set_up(run: run_folder.Run) -> Setup:
     registry.check(config.reward, config.validator)
     loaded = hf.load_policy(config.sft_model_path, parallel.placement, config.run.dry_run)
     console.print(f"policy from {loaded.loaded.describe()}")
-    model = models.computing_in(loaded.config, config.dtype, config.run.attention)
+    model = models.with_dtype(loaded.config, config.dtype, config.run.attention)
     parallel.check_model(model)
     tokenizer = loaded.tokenizer
     template = data.make_chat_template(tokenizer, config.data)
@@ -128,8 +128,8 @@ def set_up(run: run_folder.Run) -> Setup:
         start_rows,
     )
     evaluator = evaluation.make_evaluator(config, model, tokenizer, parallel)
-    data.tell_left_out(console.print, config.data, evaluator.left_out)
-    stop_ids = config.sampling.stop_ids(model.ends_beside(template.end_id))
+    data.report_left_out(console.print, config.data, evaluator.left_out)
+    stop_ids = config.sampling.stop_ids(model.eos_ids(template.end_id))
     base = base_of(
         config.sft_model_path,
         loaded.loaded,
@@ -174,7 +174,7 @@ def _load_rows(
     rows = data.load_split(config.data, split, config.reward.reads_pddl_for(config.validator))
     data.check_same(config.data.dataset, split, rows)
     fitting = data.without_overlong(tokenizer, rows, config.data, template)
-    data.tell_left_out(run.console.print, config.data, {split: len(rows) - len(fitting)})
+    data.report_left_out(run.console.print, config.data, {split: len(rows) - len(fitting)})
     return fitting
 
 
@@ -287,7 +287,7 @@ def learn(
     parallel = setup.sft.parallel
     supervised = _supervised_data(config, rows, setup.tokenizer, setup.template)
     models.check_length(setup.sft.model, supervised.longest, "longest prompt and plan")
-    initial = setup.start if config.start_from == "start" else stacks.unstacked(last)
+    initial = setup.start if config.start_from == "start" else stacks.unstack(last)
     # The steps take over the memory of their state; the start is needed again in the next round.
     state = setup.sft.init_state(jax.tree.map(lambda x: jnp.array(x, copy=True), initial))
     title = f"SFT of round {current.number}"
@@ -388,7 +388,7 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
     run.keep_samples("after", last["samples"])
     evals["after"] = last["results"]
     console.stage("Saving")
-    params = stacks.unstacked(setup.sft.parallel.to_host({"policy": policy}))
+    params = stacks.unstack(setup.sft.parallel.to_host({"policy": policy}))
     if processes.is_first():
         meta = run.meta(config, setup.models_meta)
         meta["config"] |= {"algorithm": "self-training"}

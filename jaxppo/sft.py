@@ -48,7 +48,7 @@ class Start(NamedTuple):
     model: ModelConfig
     params: Params
     tokenizer: Any
-    loaded: hf.Loaded | None  # None: drawn at random
+    loaded: hf.LoadedModel | None  # None: drawn at random
     adapter: LoraConfig | None = None  # shape of the adapter that is trained; None: all weights are
     adapter_params: Params | None = None  # of an adapter to start from
 
@@ -98,7 +98,7 @@ def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[An
     """Plan the optimizer step on the longest rows, for absent devices."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
-    model = models.computing_in(start.model, config.dtype, config.run.attention)
+    model = models.with_dtype(start.model, config.dtype, config.run.attention)
     parallel.check_model(model)
     learner = SFT(config, model, parallel, supervised.length_gaps, start.adapter)
     state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
@@ -119,7 +119,7 @@ def _training_rows(
     config: SFTConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, console: Console
 ) -> TrainingRows:
     """Return the rows to learn from: drawn without an end, read as the run goes on, or all read now."""
-    if config.assistant_only_loss and not template.templated:
+    if config.assistant_only_loss and not template.is_used:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
     if _is_endless(config):
         stream = data.stream_of(config.data, "train", config.augmented)
@@ -132,7 +132,7 @@ def _training_rows(
     rows = data.load_split(config.data, split, _validator(config), _COLUMNS)
     data.check_same(config.data.dataset, split, rows)
     fitting = data.without_overlong(tokenizer, rows, config.data, template)
-    data.tell_left_out(console.print, config.data, {split: len(rows) - len(fitting)})
+    data.report_left_out(console.print, config.data, {split: len(rows) - len(fitting)})
     if config.augmented:
         numbered = config.data.numbers_objects
         batches = data.renamed_in_every_epoch(
@@ -237,7 +237,7 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     start = start_model(config, parallel.placement)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
-    model = models.computing_in(start.model, config.dtype, config.run.attention)
+    model = models.with_dtype(start.model, config.dtype, config.run.attention)
     parallel.check_model(model)
     template = data.make_chat_template(start.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
@@ -254,13 +254,13 @@ def _make_evaluator(config: SFTConfig, inputs: Inputs, parallel: DataParallel, c
         start.params,
         start.tokenizer,
         parallel.of_process(),
-        inputs.model.ends_beside(inputs.template.end_id),
+        inputs.model.eos_ids(inputs.template.end_id),
         config.data.system_prompt,
     )
     rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
     evaluator = make_evaluator(config, inputs.model, start.tokenizer, parallel, rewards)
     config.with_best_metric().loop.check_evaluated(evaluator.metric_names)
-    data.tell_left_out(console.print, config.data, evaluator.left_out)
+    data.report_left_out(console.print, config.data, evaluator.left_out)
     return evaluator
 
 
@@ -305,7 +305,7 @@ def sft(config: SFTConfig) -> Path:
     if registry.shares_policy(config.reward):
         # A step takes over the memory of the weights, and a reward computes with them.
         params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
-    with activity.shown("placing the model"):
+    with activity.show("placing the model"):
         state = run.parallel.put(learner.init_state(params, inputs.start.adapter_params))
     with hub.pushed(run), run.claimed(), reported(run.folder, run.console), run.trackers:
         _carry_out(run, config, inputs, learner, evaluator, state)
@@ -335,7 +335,7 @@ def _carry_out(
         run.console.print(streamed.describe())
     results = evaluator(learner.policy(state))
     run.trackers.log(config.num_updates, eval_metrics(results))
-    params, frozen = stacks.unstacked(learner.parallel.to_host((state.params, state.frozen)))
+    params, frozen = stacks.unstack(learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
         write_models(run.folder, meta, params, frozen, tokenizer, {"after": results})
     run.write_evals(results)
@@ -348,7 +348,7 @@ def _meta(run: Run, config: SFTConfig, inputs: Inputs) -> dict[str, Any]:
     start = inputs.start
     model = inputs.model
     base = base_of(config.model_path, start.loaded, model, "lm", is_frozen=start.adapter is not None)
-    end_ids = model.ends_beside(inputs.template.end_id)
+    end_ids = model.eos_ids(inputs.template.end_id)
     texts = inputs.template.describe()
     return run.meta(config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts))
 

@@ -156,9 +156,9 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
         rows = data.load_split(config.data, config.data.train_split, validator)
         data.check_same(config.data.dataset, config.data.train_split, rows)
         models, template, start = _load_models(config, parallel, console)
-        rows = data.with_begun_plans(rows, config.prompt_curriculum, config.data.data_seed, template)
+        rows = data.with_plan_prefixes(rows, config.prompt_curriculum, config.data.data_seed, template)
         fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
-        data.tell_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
+        data.report_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
         config = config.with_episodes(len(fitting))
         prompts = _prompts(config, fitting, template)
         columns = data.column_names(rows)
@@ -217,7 +217,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     rewards.check_columns(inputs.columns)
     evaluator = evaluation.make_evaluator(config, learner.model, models.tokenizer, parallel, rewards)
     config.loop.check_evaluated(evaluator.metric_names)
-    data.tell_left_out(console.print, config.data, evaluator.left_out)
+    data.report_left_out(console.print, config.data, evaluator.left_out)
     shapes = jax.eval_shape(lambda *start: learner.models_of(learner.init_state(*start)), *inputs.start)
     setup = Setup(
         config=config,
@@ -232,7 +232,9 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
             inputs.template.describe(),
         ),
         prompts=inputs.prompts,
-        curriculum=data.make_curriculum(config.prompt_curriculum, inputs.prompts, ahead=config.rl.async_rollouts > 0),
+        curriculum=data.make_curriculum(
+            config.prompt_curriculum, inputs.prompts, async_rollouts=config.rl.async_rollouts > 0
+        ),
         rewards=rewards,
         judge=Judge(models.tokenizer, learner.end_ids, parallel, rewards, config.rl.group_size),
         evaluator=evaluator,
@@ -291,7 +293,7 @@ def train(config: TrainConfig) -> Path:
         closing(setup.meter),
         run.trackers,
     ):
-        with activity.shown("placing the models"):
+        with activity.show("placing the models"):
             state = setup.learner.init_state(*start)
             reference = setup.learner.reference(state, start.policy)
         del start  # as much memory as the models take
@@ -319,7 +321,7 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
     evals["after"] = _evaluate(run, setup, "after", state)
     run.trackers.log(config.num_updates, evaluation.eval_metrics(evals["after"]))
     run.console.stage("Saving")
-    params, frozen = stacks.unstacked(setup.learner.parallel.to_host((state.params, state.frozen)))
+    params, frozen = stacks.unstack(setup.learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
         write_models(run.folder, meta, params, frozen, setup.tokenizer, evals)
         plot_run(run.folder, evals)

@@ -49,7 +49,7 @@ class Sequences(NamedTuple):
     prompt_lengths: Array  # [B] int32
     completion_ids: Array  # [B, C] int32
     completion_mask: Array  # [B, C] bool
-    learned: Array | None = None  # [B, C] bool, tokens with a share in a supervised loss; None: the completion mask
+    loss_mask: Array | None = None  # [B, C] bool, tokens with a share in a supervised loss; None: the completion mask
 
 
 class ModelOutputs(NamedTuple):

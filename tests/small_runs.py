@@ -82,9 +82,9 @@ def assert_drawn_by_success(folder: Path, config: TrainConfig) -> None:
     """Draw the prompts of a run once more, from its seed and the logged scores."""
     template = data.make_chat_template(data.word_tokenizer(), config.data)
     rows = data.load_split(config.data, config.data.train_split, None)
-    rows = data.with_begun_plans(rows, config.prompt_curriculum, config.data.data_seed, template)
+    rows = data.with_plan_prefixes(rows, config.prompt_curriculum, config.data.data_seed, template)
     prompts = data.PromptData(rows, data.word_tokenizer(), config.num_prompts, config.run.seed, 512)
-    curriculum = data.make_curriculum(config.prompt_curriculum, prompts, ahead=config.rl.async_rollouts > 0)
+    curriculum = data.make_curriculum(config.prompt_curriculum, prompts, async_rollouts=config.rl.async_rollouts > 0)
     state, records = curriculum.start(), comparable(folder)
     assert len(samples_of(folder)) == len(records) == UPDATES
     for step, (samples, record) in enumerate(zip(samples_of(folder), records, strict=True)):
@@ -93,7 +93,7 @@ def assert_drawn_by_success(folder: Path, config: TrainConfig) -> None:
         assert [sample["prompt"] for sample in samples] == [row["prompt"] for row in drawn]
         longest = max(row["plan_length"] for row in drawn)
         assert longest <= max(record["curriculum/plan_length"], *state.limits)
-        state, metrics = curriculum.after(state, [sample["score"] for sample in samples], step)
+        state, metrics = curriculum.update(state, [sample["score"] for sample in samples], step)
         assert {name: record[name] for name in metrics} == pytest.approx(metrics, rel=1e-6)
     limits = [record["curriculum/plan_length"] for record in records]
     assert limits == sorted(limits) and limits[0] < limits[-1]

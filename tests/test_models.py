@@ -217,7 +217,7 @@ def test_apply_checks_the_shapes():
 def test_densely_laid_is_about_tpus(name, head, order):
     cache = tuple((jnp.ones((2, 3, 5, head)), jnp.zeros((2, 3, 5, head))) for _ in range(2))
     with platform.compiling_for(platform.Platform(name, None)):
-        lowered = jax.jit(lambda cache: models.densely_laid(cache)).lower(cache)
+        lowered = jax.jit(lambda cache: models.dense_layout(cache)).lower(cache)
     text = lowered.as_text()
     assert text.count("LayoutConstraint") == (0 if order is None else 4)
     assert text.count(f"result_layouts = [dense<[{order}]>") == (0 if order is None else 4)

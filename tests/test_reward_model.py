@@ -168,7 +168,7 @@ def transformers_scores(folder, rows, pad_id=0):
 
 
 def held_out_rows(preferences, count=40):
-    pairs = encode_pairs(word_tokenizer(WORDS), load_rows(preferences, "test")[:count], 100, "test").kept
+    pairs = encode_pairs(word_tokenizer(WORDS), load_rows(preferences, "test")[:count], 100, "test").pairs
     return [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
 
 
@@ -190,7 +190,7 @@ def assert_learned_and_exported(folder, preferences):
     learned = load_reward_model(str(folder / "reward_model"), word_tokenizer(WORDS), DataParallel())
     assert learned.bias == results["reward_bias"] != 0.0
     np.testing.assert_allclose(as_reward(learned, rows) + learned.bias, theirs, atol=1e-4, rtol=0)
-    demonstrations = encode_pairs(word_tokenizer(WORDS), load_rows(preferences, "train"), 100, "train").kept
+    demonstrations = encode_pairs(word_tokenizer(WORDS), load_rows(preferences, "train"), 100, "train").pairs
     assert abs(as_reward(learned, [pair.chosen for pair in demonstrations]).mean()) < 1e-3
 
 
@@ -350,7 +350,7 @@ def test_other_modes_give_the_same_run(whole, small_preferences, tokenizer_folde
 @pytest.mark.full
 @pytest.mark.parametrize("use_peft", [False, True])
 def test_micro_batches_and_devices_change_nothing(small_preferences, monkeypatch, use_peft):
-    pairs = encode_pairs(word_tokenizer(WORDS), load_rows(small_preferences, "train"), 100, "train").kept
+    pairs = encode_pairs(word_tokenizer(WORDS), load_rows(small_preferences, "train"), 100, "train").pairs
     model = CONFIGS["gpt_neox"]
     params = random_params(model, "score")
     config = replace(RewardModelConfig(), batch_size=8, learning_rate=1e-2, center_rewards_coefficient=0.1)

@@ -160,7 +160,7 @@ def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
     expected = peft_gradients(theirs, tmp_path / "gradients", LLAMA)
     jax.tree.map(
         lambda ours, peft: np.testing.assert_allclose(ours, peft, atol=1e-5, rtol=0),
-        stacks.unstacked(gradients["policy"]),
+        stacks.unstack(gradients["policy"]),
         expected,
     )
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 1e-3
@@ -179,7 +179,7 @@ def test_adapters_learn_the_same_in_every_mode_and_their_base_stays(bases):
             batch = learner.weighted(packed(TOKEN_ROWS, 8, 8, 0))
             state, _ = learner.program(state, parallel.put(batch, 2))
         assert_equal_trees(parallel.to_host(state.frozen), frozen)
-        learned[mode, mesh] = stacks.unstacked(parallel.to_host(state.params))["policy"]
+        learned[mode, mesh] = stacks.unstack(parallel.to_host(state.params))["policy"]
     first = learned.pop(("shard_map", None))
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(first)) > 1e-3
     for other in learned.values():

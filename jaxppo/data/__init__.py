@@ -21,10 +21,10 @@ from jaxppo.data.batches import (
 )
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
-from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_begun_plans
+from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_plan_prefixes
 from jaxppo.data.encoding import EncodedRow, cut_prompts, encode_completions, encode_prompts, encode_rows
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
-from jaxppo.data.overlong import RowLimit, tell_left_out, without_overlong
+from jaxppo.data.overlong import RowLimit, report_left_out, without_overlong
 from jaxppo.data.rows import (
     Row,
     check_same,
@@ -85,6 +85,7 @@ __all__ = [
     "preferences",
     "read_rows",
     "renamed_in_every_epoch",
+    "report_left_out",
     "right_padded",
     "row_order",
     "select_prompts",
@@ -92,9 +93,8 @@ __all__ = [
     "start_ids",
     "stop_table",
     "stream_of",
-    "tell_left_out",
     "token_ids",
-    "with_begun_plans",
+    "with_plan_prefixes",
     "without_overlong",
     "word_tokenizer",
     "words_of_dataset",

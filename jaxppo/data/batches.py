@@ -58,7 +58,7 @@ def padded_size(
     size: int,
     limit: int | None = None,
     *,
-    least: int = MIN_PADDED_SIZE,
+    min_size: int = MIN_PADDED_SIZE,
     steps: int = 2,
 ) -> int:
     """Return the next of 16, 24, 32, 48, 64, 96, ...: at most half too large, and few sizes to compile for.
@@ -66,14 +66,14 @@ def padded_size(
     Args:
         size: what must fit.
         limit: largest result, at least `size`.
-        least: smallest result where the limit allows it, a power of two.
+        min_size: smallest result where the limit allows it, a power of two.
         steps: sizes from one power of two to the next, itself a power of two; the result is at most 1 / steps too
             large.
     """
     next_power = 1 << (size - 1).bit_length()
     # From the power of two before up to this one there are `steps` sizes, at equal distances.
     distance = max(1, next_power // 2 // steps)
-    padded = max(least, bucket(size, distance))
+    padded = max(min_size, bucket(size, distance))
     return padded if limit is None else min(padded, limit)
 
 

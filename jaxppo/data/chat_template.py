@@ -36,7 +36,7 @@ class ChatTemplate(NamedTuple):
 
     Attributes:
         tokenizer: of the model.
-        templated: whether its chat template is used.
+        is_used: whether its chat template is used.
         layout: what the template writes around prompts and completions.
         system_prompt: first turn of every chat without a system turn; None for none.
         arguments: of the template.
@@ -44,7 +44,7 @@ class ChatTemplate(NamedTuple):
     """
 
     tokenizer: Any
-    templated: bool
+    is_used: bool
     layout: TemplateLayout
     system_prompt: str | None = None
     arguments: Mapping[str, Any] | None = None
@@ -64,10 +64,10 @@ class ChatTemplate(NamedTuple):
 
     def describe(self) -> str:
         """Describe what a model reads, in a few words."""
-        text = "turns of the tokenizer's chat template" if self.templated else "texts as they are"
-        if self.templated and self.system_prompt is not None:
+        text = "turns of the tokenizer's chat template" if self.is_used else "texts as they are"
+        if self.is_used and self.system_prompt is not None:
             text += f" (system turn: {self.system_prompt!r})"
-        if self.templated and self.arguments:
+        if self.is_used and self.arguments:
             text += f" (arguments: {dict(self.arguments)})"
         return f"{text}, ended by {self.tokenizer.convert_ids_to_tokens(self.end_id)}"
 
@@ -89,7 +89,7 @@ class ChatTemplate(NamedTuple):
             bos = self.tokenizer.bos_token or ""
             prompt = row["prompt"]
             return bos + prompt.removeprefix(bos) if self.layout.writes_bos else prompt
-        if self.templated:
+        if self.is_used:
             return self._render(self._turns(row), row)
         # Without a template, examples and prompt become one text, which has no turns.
         *examples, last = rows = self._with_examples(row)
@@ -109,7 +109,7 @@ class ChatTemplate(NamedTuple):
             ConfigError: the template writes another prompt where a completion follows.
         """
         prompt = self.prompt_text(row)
-        if not self.templated:
+        if not self.is_used:
             return RowTexts(prompt, row["completion"])
         if self._is_rendered(row):
             return RowTexts(prompt, self._with_end(row["completion"]))
@@ -154,7 +154,7 @@ class ChatTemplate(NamedTuple):
 
     def _split_chats(self, rows: Sequence[Row]) -> Iterator[RowTexts | None]:
         """Render whole chats and split them where the completion begins, found from the end; None: not by this way."""
-        if not self.templated or not self.layout.has_whole_chats or not self.layout.opening.strip():
+        if not self.is_used or not self.layout.has_whole_chats or not self.layout.opening.strip():
             yield from [None] * len(rows)
             return
         # The tools are arguments of the template, which all chats of a call share.
@@ -333,13 +333,13 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
         DataError: there is nothing to draw examples from.
     """
     config = DataConfig() if config is None else config
-    templated = config.use_chat_template
-    if templated is None:
+    is_used = config.use_chat_template
+    if is_used is None:
         # Prompts that are cut are text to be continued, so by default there is no chat.
-        templated = bool(tokenizer.chat_template) and config.input_max_text_length is None
-    elif templated and not tokenizer.chat_template:
+        is_used = bool(tokenizer.chat_template) and config.input_max_text_length is None
+    elif is_used and not tokenizer.chat_template:
         raise ConfigError("use_chat_template: expected a tokenizer with a chat template, got one without")
-    if templated:
+    if is_used:
         layout = find_layout(tokenizer, config.system_prompt, config.chat_template_kwargs or {})
         examples = load_examples(config)
         return ChatTemplate(tokenizer, True, layout, config.system_prompt, config.chat_template_kwargs, examples)

@@ -14,7 +14,7 @@ from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.rows import Row, require_problem
 from jaxppo.data.step_rows import StreamedPrompts
 from jaxppo.errors import ConfigError
-from jaxppo.planning.datasets.begun_rows import begun_rows
+from jaxppo.planning.datasets.plan_prefixes import plan_prefix_rows
 from jaxppo.types import Curriculum
 
 PRIOR = 2.0
@@ -66,7 +66,7 @@ class SuccessCurriculum:
         seed: of the draws.
         success: the score from which on a completion is a success.
         threshold: the share of success from which on longer plans are drawn.
-        ahead: the prompts of an update are drawn before the scores of the one before it are known (`async_rollouts`).
+        async_rollouts: the prompts of an update are drawn before the scores of the one before it are known.
     """
 
     lengths: np.ndarray | None
@@ -75,7 +75,7 @@ class SuccessCurriculum:
     seed: int
     success: float
     threshold: float
-    ahead: bool = False
+    async_rollouts: bool = False
 
     def start(self) -> Curriculum:
         """Return the state before the first update, with its prompts."""
@@ -90,9 +90,9 @@ class SuccessCurriculum:
             limits=self._next_limits(no_limits),
             rows=np.zeros(0, np.int32),
         )
-        return self.drawn(state, 0)
+        return self.draw(state, 0)
 
-    def drawn(self, state: Curriculum, step: int) -> Curriculum:
+    def draw(self, state: Curriculum, step: int) -> Curriculum:
         """Draw the rows of an update: each G times its share, rounded up or down; and so the G / D of each domain.
 
         All rows that may be drawn lie side by side on a line, those of a domain together. A row's piece of it is as
@@ -116,7 +116,7 @@ class SuccessCurriculum:
         # Shuffled, as the rows of a domain are still side by side, and a micro-batch should have all domains.
         return state._replace(rows=generator.permutation(order[places]).astype(np.int32))
 
-    def after(
+    def update(
         self, state: Curriculum, scores: Sequence[float | None], step: int
     ) -> tuple[Curriculum, dict[str, float]]:
         """Return the state after an update, with the prompts of the next one, and the metrics of the update.
@@ -139,7 +139,7 @@ class SuccessCurriculum:
         if self.lengths is not None:
             metrics["curriculum/plan_length"] = float(np.mean(observed.limits))
         # With `ahead` the next prompts were drawn before these scores came.
-        next_draw = self.drawn(state if self.ahead else next_state, step + 1)
+        next_draw = self.draw(state if self.async_rollouts else next_state, step + 1)
         return next_state._replace(rows=next_draw.rows), metrics
 
     def estimates(self, state: Curriculum) -> np.ndarray:
@@ -195,7 +195,7 @@ class SuccessCurriculum:
         """
         limits = np.asarray(state.limits)
         new_limits = np.where(success_shares(state) >= self.threshold, self._next_limits(limits), limits)
-        no_counts = np.array([0, -1 if self.ahead else 0], np.float32)
+        no_counts = np.array([0, -1 if self.async_rollouts else 0], np.float32)
         recent = np.where((new_limits > limits)[:, None], no_counts, state.recent)
         return state._replace(limits=new_limits, recent=recent)
 
@@ -219,23 +219,23 @@ class Shuffled:
     def start(self) -> None:
         """See `SuccessCurriculum.start`."""
 
-    def drawn(self, state: Curriculum | None, step: int) -> None:
-        """See `SuccessCurriculum.drawn`."""
+    def draw(self, state: Curriculum | None, step: int) -> None:
+        """See `SuccessCurriculum.draw`."""
 
-    def after(
+    def update(
         self, state: Curriculum | None, scores: Sequence[float | None], step: int
     ) -> tuple[None, dict[str, float]]:
         """See `SuccessCurriculum.after`."""
         return None, {}
 
 
-def with_begun_plans(
+def with_plan_prefixes(
     rows: list[Row],
     config: CurriculumConfig,
     seed: int,
     template: ChatTemplate,
 ) -> list[Row]:
-    """Return the rows, each followed by its `reference_prefixes` begun ones (see `begun_row`), or all as they are.
+    """Return the rows, each followed by `reference_prefixes` rows of `plan_prefix_row`, or all as they are.
 
     Source: training from states near the end of a demonstration, C. Florensa et al. 2017, "Reverse curriculum
     generation for reinforcement learning"; for language models Z. Xi et al. 2024, "Training large language models for
@@ -244,11 +244,11 @@ def with_begun_plans(
 
     Raises:
         ConfigError: the model has a chat template, by which a plan would begin in the user's turn.
-        DataError: rows that are not planning problems, or as for `begun_row`.
+        DataError: rows that are not planning problems, or as for `plan_prefix_row`.
     """
     if config.reference_prefixes == 0:
         return rows
-    if template.templated:
+    if template.is_used:
         raise ConfigError(
             "reference_prefixes: expected 0 for a model with a chat template, or use_chat_template False, got "
             f"{config.reference_prefixes}"
@@ -257,19 +257,19 @@ def with_begun_plans(
         require_problem(row, "reference_prefixes")
     mixed = []
     for row in rows:
-        mixed += [row, *begun_rows(row, config.reference_prefixes, seed)]
+        mixed += [row, *plan_prefix_rows(row, config.reference_prefixes, seed)]
     return mixed
 
 
 def make_curriculum(
-    config: CurriculumConfig, prompts: PromptData | StreamedPrompts, ahead: bool
+    config: CurriculumConfig, prompts: PromptData | StreamedPrompts, async_rollouts: bool
 ) -> SuccessCurriculum | Shuffled:
     """Make the curriculum of a run.
 
     Args:
         config: settings.
         prompts: what is drawn from.
-        ahead: see `SuccessCurriculum`.
+        async_rollouts: see `SuccessCurriculum`.
     """
     if config.curriculum == "none":
         return Shuffled()
@@ -281,7 +281,7 @@ def make_curriculum(
         seed=prompts.seed,
         success=config.curriculum_success,
         threshold=config.curriculum_threshold,
-        ahead=ahead,
+        async_rollouts=async_rollouts,
     )
 
 

@@ -82,7 +82,7 @@ def encode_prompts_of_any_length(
     template: ChatTemplate,
 ) -> list[list[int]]:
     """Return the token ids of every row's prompt, also of an empty one."""
-    texts = [template.prompt_text(row) for row in activity.counted("writing prompts", rows)]
+    texts = [template.prompt_text(row) for row in activity.track("writing prompts", rows)]
     return _with_start(_encode_column(tokenizer, rows, texts, "prompt"), _prompt_start(tokenizer, template))
 
 
@@ -136,7 +136,7 @@ def _check_lengths(
 
 def _prompt_start(tokenizer: Any, template: ChatTemplate) -> list[int]:
     """Return what every prompt begins with; a chat template writes that itself."""
-    return [] if template.templated else start_ids(tokenizer)
+    return [] if template.is_used else start_ids(tokenizer)
 
 
 def _with_start(encoded: list[list[int]], start: list[int]) -> list[list[int]]:
@@ -177,7 +177,7 @@ def encode_rows(
     if template is None:
         template = without_template(tokenizer)
     with paused_collection():
-        with activity.shown(f"writing {len(rows)} prompts and completions"):
+        with activity.show(f"writing {len(rows)} prompts and completions"):
             texts = template.texts_of_rows(rows)
         if assistant_only:
             encoded = _encode_chats(tokenizer, rows, texts, template, max_length)

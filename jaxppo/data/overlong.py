@@ -137,7 +137,7 @@ def fitting_rows(
     return [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= max_length]
 
 
-def tell_left_out(
+def report_left_out(
     tell: Callable[[str], None],
     config: DataConfig,
     counts: Mapping[str, int],

@@ -32,8 +32,8 @@ class Pair(NamedTuple):
 class Pairs(NamedTuple):
     """The pairs of a split that are short enough, and the number of those that are not."""
 
-    kept: list[Pair]
-    too_long: int
+    pairs: list[Pair]
+    num_too_long: int
 
 
 class PairBatch(NamedTuple):

@@ -52,7 +52,7 @@ def load_split(
     """
     generated = generated_split(config, split)
     if generated is not None:
-        with activity.shown(f"reading split {split}"):
+        with activity.show(f"reading split {split}"):
             rows = generated.read()
         # A stream has numbered its rows already.
         if config.numbers_objects and config.stream_domains is None:
@@ -60,10 +60,10 @@ def load_split(
         return rows
     # Columns are checked as rows are read, before the slow checks of their PDDL: the first bad file is named at once.
     reader = RowReader(config, split, validator, columns)
-    with reader.advising_on_columns(), paused_collection(), activity.shown(f"reading split {split}"):
+    with reader.advising_on_columns(), paused_collection(), activity.show(f"reading split {split}"):
         source_rows = read_rows(config.dataset, split, reader.columns, config.dataset_config, reader.convert)
     rows = []
-    for number, source_row in enumerate(activity.counted("checking", source_rows)):
+    for number, source_row in enumerate(activity.track("checking", source_rows)):
         row = reader.finish(source_row, number)
         if row is not None:
             rows.append(row)
@@ -100,7 +100,7 @@ def make_splits(config: DataConfig, splits: Sequence[str]) -> None:
         if generated is None:
             continue
         try:
-            with activity.shown(f"making split {split}"):
+            with activity.show(f"making split {split}"):
                 generated.make_ready()
         except datasets.TooFewProblemsError as error:
             shortages.append(str(error))

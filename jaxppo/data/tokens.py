@@ -55,7 +55,7 @@ def encodings(
     # The backend makes no lists of masks beside the ids, which the tokenizer itself would.
     backend = tokenizer.backend_tokenizer
     encode = backend.encode_batch if offsets else backend.encode_batch_fast
-    with activity.shown("tokenizing", len(texts), "texts") as progress:
+    with activity.show("tokenizing", len(texts), "texts") as progress:
         for start in range(0, len(texts), _BATCH_SIZE):
             yield from encode(list(texts[start : start + _BATCH_SIZE]), add_special_tokens=False)
             progress.done = start + _BATCH_SIZE

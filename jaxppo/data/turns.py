@@ -35,7 +35,7 @@ def encode_turns(
     """
     if not turns:
         return list(prompt_ids)
-    if not template.templated:
+    if not template.is_used:
         texts = [turn.feedback for turn in turns]
         feedback = token_ids(template.tokenizer, texts, f"feedback to row {row['id']}")
         ids = list(prompt_ids)

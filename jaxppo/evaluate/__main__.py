@@ -167,7 +167,7 @@ def _plan_for_target(config: EvaluateConfig, console: Console) -> None:
     def build(config: EvaluateConfig, devices: list[Any]) -> aot.Plan:
         parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
         parallel.check_model(policy.config)
-        model = models.computing_in(policy.config, config.dtype, config.run.attention)
+        model = models.with_dtype(policy.config, config.dtype, config.run.attention)
         evaluator = make_evaluator(
             config,
             model,
@@ -280,9 +280,9 @@ class _Evaluation:
     def _load(self, source: str) -> EvaluatedModel:
         policy = hf.load_policy(source)
         self._parallel.check_model(policy.config)
-        model = models.computing_in(policy.config, self.config.dtype, self.config.run.attention)
+        model = models.with_dtype(policy.config, self.config.dtype, self.config.run.attention)
         tokenizer = policy.tokenizer
-        end_ids = model.ends_beside(data.make_chat_template(tokenizer, self.config.data).end_id)
+        end_ids = model.eos_ids(data.make_chat_template(tokenizer, self.config.data).end_id)
         load_model = registry.reward_model_loader(
             model,
             policy.params,
@@ -303,7 +303,7 @@ class _Evaluation:
             rewards,
             self.rows,
         )
-        data.tell_left_out(self._console.print, self.config.data, evaluator.left_out)
+        data.report_left_out(self._console.print, self.config.data, evaluator.left_out)
         # Printed before anything is compiled: the user sees whether it will fit.
         model_bytes = {"model": sizes.tree_bytes(self._parallel.shards(policy.params))}
         stages = {"evaluation": evaluator.memory} if evaluator.memory else {}
@@ -321,7 +321,7 @@ class _Evaluation:
                 # On the devices for its turn alone.
                 params = self._parallel.put(model.params)
                 for split, split_parts in parts.items():
-                    with activity.shown(f"evaluation of {split}"):
+                    with activity.show(f"evaluation of {split}"):
                         part = self._predict_split(model.evaluator, params, split, seed)
                         split_parts.append(part)
             finally:

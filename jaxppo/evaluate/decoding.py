@@ -68,7 +68,7 @@ class Decoder:
         self._settings = (data_config, evaluation, sampling)
         self.template = data.make_chat_template(tokenizer, data_config)
         self.length = sampling.response_length
-        self.end_ids = model.ends_beside(self.template.end_id)
+        self.end_ids = model.eos_ids(self.template.end_id)
         # Training may sample without a stop token; a plan that is judged has to end.
         self.stop_ids = sampling.stop_ids(self.end_ids) or self.end_ids
         self.batch_size = data.bucket(evaluation.eval_batch_size, parallel.row_shards)
@@ -141,13 +141,13 @@ class Decoder:
             size = self.batch_size_for(len(encoded))
             rows = order[len(completions) : len(completions) + size]
             batch = [encoded[i] for i in rows]
-            decoded = activity.attended(lambda: self._decode_batch(params, batch, uniforms[rows], size))
+            decoded = activity.run_interruptibly(lambda: self._decode_batch(params, batch, uniforms[rows], size))
             return dict(zip(rows, decoded, strict=True))
 
         def rows_per_device() -> int:
             return self.batch_size_for(len(encoded)) // self.parallel.row_shards
 
-        with activity.shown("decoding", len(encoded)) as progress:
+        with activity.show("decoding", len(encoded)) as progress:
             while len(completions) < len(encoded):
                 preemption.check()
                 completions |= self._halving.repeated(decode_next, rows_per_device)

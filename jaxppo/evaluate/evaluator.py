@@ -148,7 +148,7 @@ class Evaluator:
         results = {}
         samples = {}
         for split in self.rows:
-            with activity.shown(f"evaluation of {split}"):
+            with activity.show(f"evaluation of {split}"):
                 rows = self.fixed[split] if fixed_rows_only else None
                 predictions = self.predict(params, split, rows=rows)
                 edges = self._config.length_edges
@@ -477,7 +477,7 @@ def results_of(
     judged: list[JudgedRow] = []
     if validator is not None:
         scoring = registry.plan_scoring(reward, validator)
-        with activity.shown("judging"):
+        with activity.show("judging"):
             judged = judge_rows(predicted.rows, predicted.predictions, scoring)
         # These have an "ended" of their own: plans from a file need not say whether they ended.
         results = split_results(judged, edges) | {"validator": validator}

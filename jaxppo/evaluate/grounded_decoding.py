@@ -134,7 +134,7 @@ class _PlanRollout:
         [action] = rename_plan(parsed.actions[:1], names)
         self.plan.append(action)
         # An action that cannot be carried out stays in the plan, which is judged as it was written.
-        state = self.space.after(self.state, action)
+        state = self.space.successor(self.state, action)
         if state is None:
             return False
         self.state = state

@@ -8,7 +8,7 @@ from jaxppo.hf.files import GENERATION_FILE
 from jaxppo.hf.folders import (
     ASSETS,
     MAX_SHARD_SIZE,
-    Loaded,
+    LoadedModel,
     Placement,
     find_model,
     load_model,
@@ -27,7 +27,7 @@ __all__ = [
     "GENERATION_FILE",
     "MAX_SHARD_SIZE",
     "REWARD_BIAS",
-    "Loaded",
+    "LoadedModel",
     "Placement",
     "card",
     "check_tokenizer",

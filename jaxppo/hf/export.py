@@ -14,7 +14,7 @@ import jax
 
 from jaxppo import __version__, hf, toys
 from jaxppo.errors import ModelError
-from jaxppo.hf import Loaded
+from jaxppo.hf import LoadedModel
 from jaxppo.hf.card import license_of, model_card
 from jaxppo.hf.card_metadata import is_shipped
 from jaxppo.hf.files import read_json
@@ -39,7 +39,7 @@ _ADAPTERS = {"policy": "adapter", "value": "value_adapter", "reward": "reward_ad
 
 
 def base_of(
-    name: str | None, loaded: Loaded | None, config: ModelConfig, head: str, *, is_frozen: bool
+    name: str | None, loaded: LoadedModel | None, config: ModelConfig, head: str, *, is_frozen: bool
 ) -> dict[str, Any]:
     """Collect what the export of a model needs about the weights that its training started from.
 
@@ -147,7 +147,7 @@ def write_models(
     adapter = None
     if models["adapter"] is not None:
         adapter = _lora_config(models["adapter"])
-    for name, tree in activity.counted("writing models", list(params.items()), "models"):
+    for name, tree in activity.track("writing models", list(params.items()), "models"):
         # A value function without an entry of its own started from the policy.
         info = models[name] or models["policy"]
         kind = info.get("kind", name)

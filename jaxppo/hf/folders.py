@@ -70,7 +70,7 @@ _HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.model", CARD_FILE]
 _HUB_WEIGHTS = ["model*.safetensors", VALUE_HEAD_FILE, "adapter_model.safetensors"]
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model read from a folder.
 
     Attributes:
@@ -176,7 +176,7 @@ def load_model(
     dtype: str = "float32",
     placement: Placement | None = None,
     shapes_only: bool = False,
-) -> Loaded:
+) -> LoadedModel:
     """Read a model folder as transformers writes it: `config.json` and weights, in one file or in shards.
 
     Weights are read from safetensors, else from `pytorch_model.bin` by torch's loader of plain tensors. Code in the
@@ -202,14 +202,14 @@ def load_model(
     config, saved_head = read_config(folder)
     if head == "saved":
         head = saved_head
-    with naming(folder), activity.shown(f"loading {folder}"):
+    with naming(folder), activity.show(f"loading {folder}"):
         # Its `original` then names the architecture with this head, as the model's own export would.
         if head != saved_head:
             config = config_from_hf(config_to_hf(config, head))
         if shapes_only and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*")):
             # A plan of a run needs no weights: their shapes follow from the configuration.
             params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
-            return Loaded(config, params, folder, (), (), (), shapes_only=True)
+            return LoadedModel(config, params, folder, (), (), (), shapes_only=True)
         tensors = open_tensors(folder)
         entries = expected_tensors(config, head, tensors)
         fresh = tuple(name for name, entry in entries.items() if entry.path[0] == "score" and name not in tensors)
@@ -228,7 +228,7 @@ def load_model(
             else:
                 array = _read(name, tensors[name], entry, array_dtype, placement)
             set_path(params, entry.path, array)
-    return Loaded(config, params, folder, tuple(entries), fresh, unused, shapes_only)
+    return LoadedModel(config, params, folder, tuple(entries), fresh, unused, shapes_only)
 
 
 def _check_tied(config: ModelConfig, entries: dict[str, Expected], tensors: dict[str, Tensor]) -> None:
@@ -293,7 +293,7 @@ def save_pretrained(
     folder = Path(folder)
     check_replaceable(folder, CONFIG_FILE)
     # A folder has a tensor for each layer, a run may hold all layers of a kind in one array.
-    params = stacks.unstacked(params)
+    params = stacks.unstack(params)
     head = head_in(config, params)
     arrays = hf_arrays(config, head, params)
     dtypes = {name: np.dtype(dtype or array.leaf.dtype) for name, array in arrays.items()}
@@ -354,7 +354,7 @@ class LoadedPolicy(NamedTuple):
     config: ModelConfig
     params: Params
     tokenizer: Any
-    loaded: Loaded
+    loaded: LoadedModel
 
 
 def load_policy(

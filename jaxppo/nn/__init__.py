@@ -7,7 +7,7 @@ its names in transformers, its fresh sizes, how its parameters are split over de
 from flax import nnx
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.blocks import by_rows
+from jaxppo.nn.blocks import map_in_chunks
 from jaxppo.nn.config import Family, ModelConfig
 from jaxppo.nn.gpt2 import GPT2
 from jaxppo.nn.gpt_neox import GPT_NEOX
@@ -68,11 +68,11 @@ __all__ = [
     "Family",
     "ModelConfig",
     "attention",
-    "by_rows",
     "depth",
     "family_of",
     "head_logprobs",
     "layers",
     "lora",
+    "map_in_chunks",
     "trunk_shapes",
 ]

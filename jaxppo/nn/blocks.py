@@ -34,7 +34,7 @@ def split_rows(tree: Any, max_rows: int) -> Any:
     return jax.tree.map(split, tree)
 
 
-def by_rows(function: Callable[[Any], Any], tree: Any, max_rows: int | None) -> Any:
+def map_in_chunks(function: Callable[[Any], Any], tree: Any, max_rows: int | None) -> Any:
     """Compute `function(tree)` with at most `max_rows` rows of every array at once; None: all.
 
     Args:

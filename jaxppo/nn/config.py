@@ -108,7 +108,7 @@ class ModelConfig:
         """Check what only this family has."""
 
     @property
-    def loops(self) -> bool:
+    def scans_layers(self) -> bool:
         """Whether the layers are one loop, which is compiled once however many they are, and stacked for it."""
         # On a CPU a loop copies every layer's weights and what its gradient saves. Wide layers compute for so long that
         # this costs more than compiling each of them.
@@ -142,7 +142,7 @@ class ModelConfig:
             return ()
         return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
 
-    def ends_beside(self, end_id: int) -> tuple[int, ...]:
+    def eos_ids(self, end_id: int) -> tuple[int, ...]:
         """Return every token that ends a text, each once: the tokenizer's or the chat template's, then `end_ids`."""
         # A dict, unlike a set, has an order.
         return tuple(dict.fromkeys((end_id, *self.end_ids)))

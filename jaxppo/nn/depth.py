@@ -3,7 +3,7 @@
 A loop is compiled once, however deep the model is, and says what the gradient saves of every layer. It takes the layers
 stacked (`parallel/stacks.py`); those that are not are stacked first, which is a copy.
 
-Three things are decided here, and none of them changes a number. *Loop or not*: `ModelConfig.loops`.
+Three things are decided here, and none of them changes a number. *Loop or not*: `ModelConfig.scans_layers`.
 *What the gradient saves of a layer*: everything, the results of its large products alone, or its input alone; each of
 the three is a function `_saving_...` around the same `_run_layer`. *Where weights are gathered*: a device that has
 shards gathers a layer's weights inside that function, so that they are dropped after the layer and gathered again for
@@ -56,7 +56,7 @@ def run_layers(
     # Later layers attend to every token, so that all but the last compute every token.
     all_tokens = context._replace(read=None)
     run_layer = _layer_function(config)
-    if stacks.is_stacked(layers) or config.loops:
+    if stacks.is_stacked(layers) or config.scans_layers:
         hidden = _scan_layers(run_layer, graphs[:last], layers, hidden, all_tokens)
     else:
         for i in range(last):
@@ -102,7 +102,7 @@ def _stack_weights(layers: Params, first: int, stop: int) -> Params:
     if stacks.is_stacked(layers):
         return jax.tree.map(lambda x: x[first:stop], layers[stacks.ALL])
     group = {str(i - first): layers[str(i)] for i in range(first, stop)}
-    return stacks.stacked({"layers": group})["layers"][stacks.ALL]
+    return stacks.stack({"layers": group})["layers"][stacks.ALL]
 
 
 def run_cached(

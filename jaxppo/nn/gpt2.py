@@ -29,7 +29,7 @@ from jaxppo.nn.layers import (
     saved_residual,
 )
 from jaxppo.parallel import partition
-from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
+from jaxppo.parallel.partition import COLUMN_PARALLEL, FSDP, ROW_PARALLEL, TENSOR
 from jaxppo.types import Array
 
 
@@ -85,14 +85,14 @@ class GPT2Attention(nnx.Module):
         self.scale = config.attention_scale(layer)
         # The order in which layers are drawn is part of what a seed means.
         self.c_attn = Linear(config, size, 3 * size, rngs=rngs)
-        self.c_proj = Linear(config, size, size, init_scale=config.residual_init_scale, axes=NARROWS, rngs=rngs)
+        self.c_proj = Linear(config, size, size, init_scale=config.residual_init_scale, axes=ROW_PARALLEL, rngs=rngs)
 
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         qkv_shape = (3, -1, x_btd.shape[2] // self.num_heads)
         qkv = project_qkv(self.c_attn, x_btd, context.read, qkv_shape, axis=0)
         # A part of the fused columns would be no heads, so that every device computes all of them and takes its own.
-        query, key, value = [partition.own_heads(x, self.num_heads, self.num_heads) for x in qkv]
+        query, key, value = [partition.local_heads(x, self.num_heads, self.num_heads) for x in qkv]
         attended, cache = attend_cached(query, key, value, context, self.form, self.scale)
         return self.c_proj(attended), cache
 
@@ -105,7 +105,7 @@ class GPT2Mlp(nnx.Module):
         inner = config.intermediate_size
         self.activation = ACTIVATIONS[config.hidden_act]
         self.c_fc = Linear(config, size, inner, rngs=rngs)
-        self.c_proj = Linear(config, inner, size, init_scale=config.residual_init_scale, axes=NARROWS, rngs=rngs)
+        self.c_proj = Linear(config, inner, size, init_scale=config.residual_init_scale, axes=ROW_PARALLEL, rngs=rngs)
 
     def __call__(self, x_btd: Array) -> Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
@@ -221,10 +221,10 @@ GPT2 = Family(
     partition={
         "embed_positions/embedding": (None, FSDP),
         "attn/c_attn/kernel": (FSDP, None),  # its columns are all queries, then all keys: no part of them is a head
-        "attn/c_proj/kernel": NARROWS,
-        "mlp/c_fc/kernel": WIDENS,
+        "attn/c_proj/kernel": ROW_PARALLEL,
+        "mlp/c_fc/kernel": COLUMN_PARALLEL,
         "mlp/c_fc/bias": (TENSOR,),
-        "mlp/c_proj/kernel": NARROWS,
+        "mlp/c_proj/kernel": ROW_PARALLEL,
     },
     replaced_keys=(*_SHARED_NAMES, "n_ctx"),
 )

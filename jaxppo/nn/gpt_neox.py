@@ -31,7 +31,7 @@ from jaxppo.nn.layers import (
     saved_residual,
 )
 from jaxppo.nn.rotary import PLAIN, Rope, Rotary, rope_from_hf, rotate_queries_and_keys
-from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
+from jaxppo.parallel.partition import COLUMN_PARALLEL, ROW_PARALLEL, TENSOR
 from jaxppo.types import Array
 
 
@@ -93,7 +93,7 @@ class NeoXAttention(nnx.Module):
         self.num_heads = config.num_attention_heads
         self.form = config.attention
         self.query_key_value = Linear(config, size, 3 * size, use_bias=bias, rngs=rngs)
-        self.dense = Linear(config, size, size, use_bias=bias, axes=NARROWS, rngs=rngs)
+        self.dense = Linear(config, size, size, use_bias=bias, axes=ROW_PARALLEL, rngs=rngs)
 
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
@@ -112,7 +112,7 @@ class NeoXMlp(nnx.Module):
     def __init__(self, config: GPTNeoXConfig, rngs: nnx.Rngs):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.dense_h_to_4h = Linear(config, config.hidden_size, config.intermediate_size, rngs=rngs)
-        self.dense_4h_to_h = Linear(config, config.intermediate_size, config.hidden_size, axes=NARROWS, rngs=rngs)
+        self.dense_4h_to_h = Linear(config, config.intermediate_size, config.hidden_size, axes=ROW_PARALLEL, rngs=rngs)
 
     def __call__(self, x_btd: Array) -> Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
@@ -215,12 +215,12 @@ GPT_NEOX = Family(
     | SCORE_NAMES,
     ignored=re.compile(r"attention\.(bias|masked_bias)$|rotary_emb\.inv_freq$"),
     partition={
-        "attention/query_key_value/kernel": WIDENS,
+        "attention/query_key_value/kernel": COLUMN_PARALLEL,
         "attention/query_key_value/bias": (TENSOR,),
-        "attention/dense/kernel": NARROWS,
-        "mlp/dense_h_to_4h/kernel": WIDENS,
+        "attention/dense/kernel": ROW_PARALLEL,
+        "mlp/dense_h_to_4h/kernel": COLUMN_PARALLEL,
         "mlp/dense_h_to_4h/bias": (TENSOR,),
-        "mlp/dense_4h_to_h/kernel": NARROWS,
+        "mlp/dense_4h_to_h/kernel": ROW_PARALLEL,
     },
     replaced_keys=("rope_scaling", "rotary_emb_base", "rotary_pct"),
 )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxppo.nn.blocks import Blocks, by_rows, einsum_fp32, equal_parts, split_rows, where_new
+from jaxppo.nn.blocks import Blocks, einsum_fp32, equal_parts, map_in_chunks, split_rows, where_new
 from jaxppo.parallel import partition, platform
 from jaxppo.types import Array
 
@@ -129,7 +129,7 @@ def _forward(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> t
         entropy = jnp.log(softmax.total) - softmax.weighted / softmax.total
         return logprobs, entropy, log_z
 
-    return by_rows(row_stats, (hidden, ids), block.rows)
+    return map_in_chunks(row_stats, (hidden, ids), block.rows)
 
 
 def _forward_rule(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> tuple[Any, Any]:
@@ -239,7 +239,7 @@ def token_kl(
 
     flat_hidden = _pad_axis(hidden.reshape(-1, hidden.shape[-1]), width, axis=1)
     flat_ref_hidden = _pad_axis(ref_hidden.reshape(-1, ref_hidden.shape[-1]), width, axis=1)
-    return by_rows(row_kl, (flat_hidden, flat_ref_hidden), block.rows).reshape(hidden.shape[:-1])
+    return map_in_chunks(row_kl, (flat_hidden, flat_ref_hidden), block.rows).reshape(hidden.shape[:-1])
 
 
 def _pad_axis(x: Array, size: int, axis: int) -> Array:

@@ -16,7 +16,7 @@ from jaxppo.nn.attention import SAVED, AttentionContext, LayerCache
 from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.config import ModelConfig
 from jaxppo.parallel import partition
-from jaxppo.parallel.partition import FSDP, NARROWS, TENSOR, WIDENS
+from jaxppo.parallel.partition import COLUMN_PARALLEL, FSDP, ROW_PARALLEL, TENSOR
 from jaxppo.types import Array
 
 
@@ -89,7 +89,7 @@ class Linear(nnx.Module):
 
     Source of the latter: LoRA, arXiv:2106.09685; its factor alpha / r is in B already. W is drawn from
     normal(0, initializer_range * init_scale). `axes` are the device axes that W is split over. Along `TENSOR`, a
-    column-parallel layer (`WIDENS`) has some of the outputs on each device, a row-parallel one (`NARROWS`) some of the
+    layer that is `COLUMN_PARALLEL` has some of the outputs on each device, one that is `ROW_PARALLEL` some of the
     inputs.
     """
 
@@ -104,7 +104,7 @@ class Linear(nnx.Module):
         *,
         use_bias: bool = True,
         init_scale: float = 1.0,
-        axes: tuple[str, str] = WIDENS,
+        axes: tuple[str, str] = COLUMN_PARALLEL,
         rngs: nnx.Rngs,
     ):
         self.axes = axes
@@ -118,22 +118,23 @@ class Linear(nnx.Module):
         """Map the last axis: [..., inputs] -> [..., outputs], or those outputs that `pick` takes of [..., outputs].
 
         A device along `TENSOR` tells by the shape of its kernel whether it has a part of it. Where it has some of the
-        outputs, the input is the same on all of them, and its gradient is summed (`partition.enter`); where it has some
-        of the inputs, its product is a share of the result, which is summed (`partition.leave`).
+        outputs, the input is the same on all of them, and its gradient is summed (`partition.copy_to_devices`);
+        where it has some of the inputs, its product is a share of the result, which is summed
+        (`partition.sum_over_devices`).
         """
         kernel = self.kernel[...]
         tensor_axis = self.axes.index(TENSOR)
         has_part = kernel.shape[tensor_axis] < self.shape[tensor_axis]
-        has_some_outputs = has_part and self.axes == WIDENS
-        has_some_inputs = has_part and self.axes == NARROWS
+        has_some_outputs = has_part and self.axes == COLUMN_PARALLEL
+        has_some_inputs = has_part and self.axes == ROW_PARALLEL
         hidden_size = self.shape[self.axes.index(FSDP)]
 
         # As one matrix: the gradient of the kernel then contracts one axis, not two, for which XLA would transpose.
         rows = inputs.reshape(-1, inputs.shape[-1])
-        kernel_rows = partition.enter(rows) if has_some_outputs else rows
+        kernel_rows = partition.copy_to_devices(rows) if has_some_outputs else rows
         result = partition.product(kernel_rows, pick(kernel), self.axes, hidden_size)
         if has_some_inputs:
-            result = partition.leave(result)
+            result = partition.sum_over_devices(result)
         if self.bias is not None:
             result += pick(self.bias[...])
 
@@ -142,13 +143,13 @@ class Linear(nnx.Module):
             lora_a = self.lora_a[...]
             lora_b = self.lora_b[...]
             if has_some_inputs:
-                lora_a = partition.own_part(partition.enter(lora_a), 0, kernel.shape[0])
+                lora_a = partition.local_part(partition.copy_to_devices(lora_a), 0, kernel.shape[0])
             low_rank = rows @ lora_a
             if has_some_inputs:
-                low_rank = partition.leave(low_rank)
+                low_rank = partition.sum_over_devices(low_rank)
             if has_some_outputs:
-                low_rank = partition.enter(low_rank)
-                lora_b = partition.own_part(partition.enter(lora_b), 1, kernel.shape[1])
+                low_rank = partition.copy_to_devices(low_rank)
+                lora_b = partition.local_part(partition.copy_to_devices(lora_b), 1, kernel.shape[1])
             result += (low_rank @ pick(lora_b)).astype(result.dtype)
         return result.reshape(*inputs.shape[:-1], result.shape[-1])
 
@@ -190,7 +191,7 @@ class RMSNorm(nnx.Module):
         """Normalise the last axis: [..., size] -> [..., size]; `is_part`: devices along `TENSOR` have different x."""
         x_fp32 = x.astype(jnp.float32)
         normed = x_fp32 * jax.lax.rsqrt(jnp.mean(x_fp32 * x_fp32, axis=-1, keepdims=True) + self.eps)
-        scale = partition.enter(self.scale[...]) if is_part else self.scale[...]
+        scale = partition.copy_to_devices(self.scale[...]) if is_part else self.scale[...]
         return scale * normed.astype(x.dtype)
 
 
@@ -213,14 +214,14 @@ def embed(table: nnx.Embed, ids: Array, mode: str = "fill") -> Array:
     in_shards = rows.shape[1] < table.features
     in_parts = rows.shape[0] < table.num_embeddings
     shape = ids.shape
-    ids = partition.of_everyone(ids) if in_shards else ids
+    ids = partition.gather_rows(ids) if in_shards else ids
     if in_parts:
         in_table = (ids >= 0) & (ids < table.num_embeddings)
         ids -= jax.lax.axis_index(TENSOR) * rows.shape[0]
         in_part = (ids >= 0) & (ids < rows.shape[0])
         # Ids of other devices' rows add 0 to the sum; ids that no device has are NaN, as on one device.
         vectors = jnp.where(in_part[..., None], jnp.take(rows, jnp.where(in_part, ids, 0), axis=0), 0)
-        result = jnp.where(in_table[..., None], partition.leave(vectors), jnp.nan)
+        result = jnp.where(in_table[..., None], partition.sum_over_devices(vectors), jnp.nan)
     else:
         result = jnp.take(rows, ids, axis=0, mode=mode)
     if not in_shards:

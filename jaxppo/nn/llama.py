@@ -24,7 +24,7 @@ from jaxppo.nn.layers import (
 from jaxppo.nn.llama_kinds import KINDS, Kind, LlamaConfig, from_hf, to_hf
 from jaxppo.nn.rotary import Rotary, rotate_queries_and_keys
 from jaxppo.parallel import partition
-from jaxppo.parallel.partition import NARROWS, TENSOR, WIDENS
+from jaxppo.parallel.partition import COLUMN_PARALLEL, ROW_PARALLEL, TENSOR
 from jaxppo.types import Array
 
 
@@ -47,7 +47,7 @@ class LlamaAttention(nnx.Module):
         self.q_proj = Linear(config, size, query_size, use_bias=qkv_bias, rngs=rngs)
         self.k_proj = Linear(config, size, kv_size, use_bias=qkv_bias, rngs=rngs)
         self.v_proj = Linear(config, size, kv_size, use_bias=qkv_bias, rngs=rngs)
-        self.o_proj = Linear(config, query_size, size, use_bias=config.attention_bias, axes=NARROWS, rngs=rngs)
+        self.o_proj = Linear(config, query_size, size, use_bias=config.attention_bias, axes=ROW_PARALLEL, rngs=rngs)
         qk_norm = config.kind.qk_norm
         self.q_norm = RMSNorm(config.head_dim, config.layer_norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.layer_norm_eps) if qk_norm else None
@@ -66,8 +66,8 @@ class LlamaAttention(nnx.Module):
         if self.rotates:
             query, key = rotate_queries_and_keys(query, key, context.rotary, context.read)
         # Devices may be more than heads of keys: then several hold the same one.
-        key = partition.own_heads(key, self.num_heads, self.num_kv_heads)
-        value = partition.own_heads(value, self.num_heads, self.num_kv_heads)
+        key = partition.local_heads(key, self.num_heads, self.num_kv_heads)
+        value = partition.local_heads(value, self.num_heads, self.num_kv_heads)
         attended, cache = attend_cached(query, key, value, context, self.form, window=self.window)
         return self.o_proj(attended), cache
 
@@ -75,7 +75,7 @@ class LlamaAttention(nnx.Module):
         """[B, T, G K] -> [B, G, T, K]; all heads, where this device's columns are a part of one."""
         # Columns are cut evenly over the devices, without regard to heads.
         if x_bte.shape[-1] % self.head_dim:
-            x_bte = partition.all_parts(x_bte, 2, self.num_kv_heads * self.head_dim)
+            x_bte = partition.gather_parts(x_bte, 2, self.num_kv_heads * self.head_dim)
         return split_heads(x_bte, self.head_dim)
 
 
@@ -89,7 +89,7 @@ class LlamaMlp(nnx.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.gate_proj = Linear(config, size, inner, use_bias=bias, rngs=rngs)
         self.up_proj = Linear(config, size, inner, use_bias=bias, rngs=rngs)
-        self.down_proj = Linear(config, inner, size, use_bias=bias, axes=NARROWS, rngs=rngs)
+        self.down_proj = Linear(config, inner, size, use_bias=bias, axes=ROW_PARALLEL, rngs=rngs)
 
     def __call__(self, x_btd: Array) -> Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
@@ -151,10 +151,10 @@ for _name in (*_COLUMN_PARALLEL, *_ROW_PARALLEL):
 
 _PARTITION: dict[str, tuple[str | None, ...]] = {}
 for _name in _COLUMN_PARALLEL:
-    _PARTITION[f"{_name}/kernel"] = WIDENS
+    _PARTITION[f"{_name}/kernel"] = COLUMN_PARALLEL
     _PARTITION[f"{_name}/bias"] = (TENSOR,)
 for _name in _ROW_PARALLEL:
-    _PARTITION[f"{_name}/kernel"] = NARROWS
+    _PARTITION[f"{_name}/kernel"] = ROW_PARALLEL
 
 
 def _family(kind: Kind) -> Family:

@@ -189,7 +189,7 @@ def merge_attached(params: Params, dtype: str | None = None, path: str = "") -> 
     for axis, mesh_axis in enumerate(partition.axes_of(f"{path}/kernel")):
         if factors[axis].shape[axis] != kernel.shape[axis]:
             assert mesh_axis is not None
-            factors[axis] = partition.own_part(factors[axis], axis, kernel.shape[axis], mesh_axis)
+            factors[axis] = partition.local_part(factors[axis], axis, kernel.shape[axis], mesh_axis)
     product = jnp.matmul(*factors, precision=None if dtype is None else "default")
     result = {name: child for name, child in params.items() if name not in ("lora_a", "lora_b")}
     return result | {"kernel": (kernel + product).astype(dtype or kernel.dtype)}

@@ -30,7 +30,7 @@ from jaxppo.parallel.stacks import ALL
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 """Names of the device axes: rows are split over the first two."""
 
-WIDENS, NARROWS = (FSDP, TENSOR), (TENSOR, FSDP)
+COLUMN_PARALLEL, ROW_PARALLEL = (FSDP, TENSOR), (TENSOR, FSDP)
 
 # End of a parameter's path -> the axis that each of its dimensions is split over. What has no entry is on every device:
 # norms, adapters, heads with one output.
@@ -138,7 +138,7 @@ def to_rows(columns: jax.Array) -> jax.Array:
     return jax.lax.all_to_all(columns, FSDP, split_axis=0, concat_axis=1, tiled=True)
 
 
-def of_everyone(rows: jax.Array) -> jax.Array:
+def gather_rows(rows: jax.Array) -> jax.Array:
     """Return the rows of all devices: [N, ...] -> [F N, ...]."""
     return jax.lax.all_gather(rows, FSDP, axis=0, tiled=True)
 
@@ -151,14 +151,14 @@ def product(rows: jax.Array, kernel: jax.Array, axes: tuple[str, str], size: int
     Args:
         rows: [N, inputs].
         kernel: [inputs, outputs], one of them the hidden size, of which there may be a shard.
-        axes: `WIDENS` or `NARROWS`.
+        axes: `COLUMN_PARALLEL` or `ROW_PARALLEL`.
         size: the hidden size.
         dtype: of the result; default: that of the product.
     """
     if kernel.shape[axes.index(FSDP)] == size:
         return jnp.matmul(rows, kernel, preferred_element_type=dtype)
-    if axes == NARROWS:
-        return to_rows(jnp.matmul(of_everyone(rows), kernel, preferred_element_type=dtype))
+    if axes == ROW_PARALLEL:
+        return to_rows(jnp.matmul(gather_rows(rows), kernel, preferred_element_type=dtype))
     share = jnp.matmul(to_columns(rows), kernel, preferred_element_type=jnp.float32)
     total = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
     return total.astype(jnp.result_type(rows, kernel) if dtype is None else dtype)
@@ -201,37 +201,37 @@ def is_split(tree: Any, size: int) -> bool:
 
 
 @jax.custom_vjp
-def enter(x: jax.Array) -> jax.Array:
+def copy_to_devices(x: jax.Array) -> jax.Array:
     """Pass on what all devices along `TENSOR` have to what each of them computes a part of; gradients are summed."""
     return x
 
 
-enter.defvjp(lambda x: (x, None), lambda _, grad: (jax.lax.psum(grad, TENSOR),))
+copy_to_devices.defvjp(lambda x: (x, None), lambda _, grad: (jax.lax.psum(grad, TENSOR),))
 
 
 @jax.custom_vjp
-def leave(share: jax.Array) -> jax.Array:
+def sum_over_devices(share: jax.Array) -> jax.Array:
     """Sum up what each device along `TENSOR` has computed a share of: all of them go on with the same."""
     return jax.lax.psum(share, TENSOR)
 
 
-leave.defvjp(lambda share: (leave(share), None), lambda _, grad: (grad,))
+sum_over_devices.defvjp(lambda share: (sum_over_devices(share), None), lambda _, grad: (grad,))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def all_parts(part: jax.Array, axis: int, size: int) -> jax.Array:
+def gather_parts(part: jax.Array, axis: int, size: int) -> jax.Array:
     """Gather the parts of an axis from all devices along `TENSOR`, which go on with the same; none if it has `size`."""
     return part if part.shape[axis] == size else jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
 
 
-def _all_parts_backward(axis: int, size: int, part_size: int, grad: jax.Array) -> tuple[jax.Array]:
-    return (grad if part_size == size else own_part(grad, axis, part_size),)
+def _gather_parts_backward(axis: int, size: int, part_size: int, grad: jax.Array) -> tuple[jax.Array]:
+    return (grad if part_size == size else local_part(grad, axis, part_size),)
 
 
-all_parts.defvjp(lambda part, axis, size: (all_parts(part, axis, size), part.shape[axis]), _all_parts_backward)
+gather_parts.defvjp(lambda part, axis, size: (gather_parts(part, axis, size), part.shape[axis]), _gather_parts_backward)
 
 
-def own_part(x: jax.Array, axis: int, size: int, mesh_axis: str = TENSOR) -> jax.Array:
+def local_part(x: jax.Array, axis: int, size: int, mesh_axis: str = TENSOR) -> jax.Array:
     """Take this device's `size` of an axis that it has whole."""
     return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(mesh_axis) * size, size, axis)
 
@@ -251,7 +251,7 @@ def heads_of_device(heads: int, shared: int) -> int:
     return 1 if devices % shared == 0 else heads // devices
 
 
-def own_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
+def local_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
     """Take the heads that this device's heads of queries read of what may hold all of them: see `heads_of_device`.
 
     Args:
@@ -266,7 +266,7 @@ def own_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
     queries = heads // devices
     first = jax.lax.axis_index(TENSOR) * queries
     numbers = (first + jnp.arange(count) * (queries // count)) * shared // heads
-    return jnp.take(enter(x_bhtk), numbers, axis=1)
+    return jnp.take(copy_to_devices(x_bhtk), numbers, axis=1)
 
 
 # ------------------------------------------------------------------------------------------- sums over all devices

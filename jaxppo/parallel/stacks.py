@@ -49,20 +49,20 @@ def kind_of(layer: Any) -> Any:
     return structure, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
 
 
-def stacked(tree: Any) -> Any:
+def stack(tree: Any) -> Any:
     """Stack the layers of every model, which must be alike; a copy of them."""
 
-    def stack(layers: dict[str, Any]) -> dict[str, Any]:
+    def stack_layers(layers: dict[str, Any]) -> dict[str, Any]:
         if is_stacked(layers):
             return layers
         in_order = [layers[str(i)] for i in range(len(layers))]
         return {ALL: jax.tree.map(lambda *weights: jnp.stack(weights), *in_order)}
 
-    return _over_layers(stack, tree)
+    return _over_layers(stack_layers, tree)
 
 
-def unstacked(tree: Any) -> Any:
-    """Undo `stacked`, for arrays, tracers, or shapes with or without their places.
+def unstack(tree: Any) -> Any:
+    """Undo `stack`, for arrays, tracers, or shapes with or without their places.
 
     Arrays that this process has whole come to the host, where layers are views: on the devices they would be a copy.
     """

@@ -62,7 +62,7 @@ def products(config: ModelConfig, params: Params) -> Products:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return sum(leaf.size for keys, leaf in leaves if keys[-1].key in names)
 
-    trunk, layers = jax.eval_shape(stacks.unstacked, params["trunk"]), config.num_hidden_layers
+    trunk, layers = jax.eval_shape(stacks.unstack, params["trunk"]), config.num_hidden_layers
     keys_and_values = 2 * config.hidden_size * config.num_key_value_heads * config.head_dim
     return Products(
         trunk=size(trunk, "kernel"),

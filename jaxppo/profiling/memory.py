@@ -51,7 +51,7 @@ def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = 
     Args:
         models: architectures.
         length: tokens of a row, padding included.
-        room: bytes that a device has for what a gradient keeps, from `room_to_learn`; None: not known.
+        room: bytes that a device has for what a gradient keeps, from `activation_budget`; None: not known.
         tensor: devices along `TENSOR`.
     """
     fitting = None
@@ -97,7 +97,7 @@ def equal_parts(rows: int, most: int | None) -> int:
     return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= (most or rows))
 
 
-def room_to_learn(
+def activation_budget(
     models: Sequence[ModelConfig],
     held: Any,
     trained: Mapping[str, Any],
@@ -142,7 +142,7 @@ def sampled_rows(
 
     Args:
         model: the policy.
-        held: see `room_to_learn`.
+        held: see `activation_budget`.
         weights: of the policy: tree of arrays or of their shapes.
         prompt: tokens of a prompt, padding included.
         response: most tokens of a completion.

@@ -238,7 +238,7 @@ def reward_model_loader(
 
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
-        policy_end_ids = policy.ends_beside(tokenizer.eos_token_id) if end_ids is None else end_ids
+        policy_end_ids = policy.eos_ids(tokenizer.eos_token_id) if end_ids is None else end_ids
         # An adapter is computed on the policy's frozen base, which is on the devices once.
         if _is_adapter(folder):
             return load_reward_adapter(str(folder), policy, params, tokenizer, parallel, policy_end_ids=policy_end_ids)

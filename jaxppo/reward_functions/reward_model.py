@@ -165,7 +165,7 @@ class ModelReward:
                 "id": f"{self.__name__}, row {number}",
                 "prompt": prompt,
                 "completion": completion,
-                "messages": messages[number] if messages is not None and self._template.templated else None,
+                "messages": messages[number] if messages is not None and self._template.is_used else None,
             }
             text = self._template.row_texts(row)
             is_ended = completion_ids is None or self._is_ended(completion_ids[number])
@@ -237,7 +237,7 @@ def load_reward_model(
         raise ModelError(f"{folder}: expected a trained score head, got no tensor {', '.join(loaded.fresh)}")
     settings = {"bias": hf.reward_bias(config), "name": Path(path).name} | settings
     return ModelReward(
-        models.computing_in(config, dtype),
+        models.with_dtype(config, dtype),
         loaded.params,
         hf.load_tokenizer(folder),
         parallel=parallel,

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxppo import models
 from jaxppo.data import MIN_PADDED_SIZE, bucket, chunks, padded_size, right_padded
-from jaxppo.nn import ModelConfig, by_rows
+from jaxppo.nn import ModelConfig, map_in_chunks
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
@@ -60,7 +60,7 @@ class RowScorer:
 
         def score_in_chunks(params: Params, input_ids: Array, lengths: Array) -> Array:
             max_rows = memory.rows_at_once([model], input_ids.shape[1])
-            return by_rows(lambda chunk: score_rows(params, *chunk, model=model), (input_ids, lengths), max_rows)
+            return map_in_chunks(lambda chunk: score_rows(params, *chunk, model=model), (input_ids, lengths), max_rows)
 
         self._program = parallel.map(score_in_chunks, row_axes=(None, 0, 0), out_axes=0)
 
@@ -108,7 +108,7 @@ class RowScorer:
     def _dispatch(self, params: Params, rows: list[Sequence[int]]) -> Array:
         """Start a batch, filled up with copies of its first row to one of few sizes."""
         min_rows = 1 if self._is_costly else MIN_PADDED_SIZE
-        num_rows = padded_size(len(rows), self._halving.rows(self._batch_size), least=min_rows)
+        num_rows = padded_size(len(rows), self._halving.rows(self._batch_size), min_size=min_rows)
         num_rows = bucket(num_rows, self._parallel.row_shards)
         # With copies of a real row, since every row must have a last token.
         filled = [*rows, *[rows[0]] * (num_rows - len(rows))]

@@ -104,8 +104,8 @@ class OnPolicy:
             rollout = self.learner.generate(state, batch.prompts, step)
             return rollout, self.learner.pack(batch.prompts, rollout)  # waits for the completions
 
-        with activity.shown("sampling"):
-            batch.rollout, batch.sequences = activity.attended(sample_and_pack)
+        with activity.show("sampling"):
+            batch.rollout, batch.sequences = activity.run_interruptibly(sample_and_pack)
         batch.sampled_s = time.monotonic()
         # Dispatched and not awaited: the host decodes and judges completions meanwhile.
         batch.outputs = self.learner.score(state, self.reference, batch.sequences, batch.rollout)
@@ -175,7 +175,7 @@ class OneStepAhead:
     def _sample_next(self, state: TrainState, host: HostState, step: int) -> Sample | None:
         if step + 1 == self._num_updates:
             return None
-        # Drawn before the scores of this update are there: see `SuccessCurriculum.ahead`.
+        # Drawn before the scores of this update are there: see `SuccessCurriculum.async_rollouts`.
         curriculum = self._curriculum.drawn(host.curriculum, step + 1)  # type: ignore[arg-type]
         return lambda: self._on_policy.sample(state, curriculum, step + 1)
 

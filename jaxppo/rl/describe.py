@@ -114,7 +114,7 @@ def budget_of(
     """
     parallel = learner.parallel
     state = jax.eval_shape(learner.init_state, *start)
-    weights = jax.eval_shape(lambda state: stacks.unstacked(learner.models_of(state)), state)
+    weights = jax.eval_shape(lambda state: stacks.unstack(learner.models_of(state)), state)
     return memory.budget(
         learner.config,
         learner.trained_models,

@@ -14,7 +14,7 @@ import numpy as np
 from jaxppo import data, models
 from jaxppo.config import TrainConfig
 from jaxppo.errors import DataError
-from jaxppo.nn import ModelConfig, by_rows
+from jaxppo.nn import ModelConfig, map_in_chunks
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
@@ -23,7 +23,7 @@ from jaxppo.profiling import memory
 from jaxppo.profiling.halving import Halving
 from jaxppo.rl import losses, ops, optimizer, padding, rollout, trajectories, update
 from jaxppo.rl.trained_models import TrainedModels
-from jaxppo.run.checkpoints import is_whole
+from jaxppo.run.checkpoints import can_be_saved
 from jaxppo.types import (
     Array,
     ModelOutputs,
@@ -80,7 +80,7 @@ class Learner:
         self.adapter = self.models.adapter
         self.has_value_model = self.models.has_value_model
         self.trained_models = self.models.trained
-        self.end_ids = model.ends_beside(eos_id)
+        self.end_ids = model.eos_ids(eos_id)
         self.pad_id = pad_id
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._stop_table = stop_table
@@ -148,7 +148,7 @@ class Learner:
                 rows_at_once = self.scored_rows(length)
                 if self._has_one_length(length):
                     return padding.in_cut_parts(score, sequences, rows_at_once, self._length_gaps)
-                return by_rows(score, sequences, rows_at_once)
+                return map_in_chunks(score, sequences, rows_at_once)
 
             return self.parallel.map(in_parts, row_axes=(None, 0), out_axes=0)
 
@@ -210,7 +210,7 @@ class Learner:
             value = jax.eval_shape(lambda: models.init_params(self.value_model, jax.random.key(0), "score"))
         state = jax.eval_shape(self.init_state, policy, value)
         persistent = self.parallel.shards(self.models.persistent_arrays(state, policy, value))
-        weights = jax.eval_shape(lambda state: stacks.unstacked(self.models_of(state)), state)
+        weights = jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state)
         return persistent, self.parallel.shards(state.params), weights
 
     @cached_property
@@ -218,7 +218,7 @@ class Learner:
         """Bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
         if memory.device_bytes() is None:
             return None
-        return memory.room_to_learn(self.trained_models, *self.shapes, self.parallel.sizes)
+        return memory.activation_budget(self.trained_models, *self.shapes, self.parallel.sizes)
 
     def micro_batches(self, length: int) -> int:
         """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
@@ -462,7 +462,7 @@ class Learner:
             parts = self.micro_batches(batch.sequences.input_ids.shape[1])
             return self.config.mini_batch_size // self.parallel.row_shards // parts
 
-        after, stats = self._learning.repeated(learn, rows_at_once, lambda: is_whole(trained))
+        after, stats = self._learning.repeated(learn, rows_at_once, lambda: can_be_saved(trained))
         return after._replace(frozen=state.frozen), stats
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:

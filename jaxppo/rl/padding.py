@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.data import SEQUENCE_BUCKET, bucket
-from jaxppo.nn import ModelConfig, by_rows
+from jaxppo.nn import ModelConfig, map_in_chunks
 from jaxppo.parallel import partition
 from jaxppo.rl import ops
 from jaxppo.types import Sequences
@@ -46,7 +46,7 @@ def has_one_length(models: Sequence[ModelConfig], length_gaps: Sequence[int], lo
         longest: tokens of the longest row.
         parts: into how many a batch of such rows is cut.
     """
-    compiles_slowly = any(model.wide and not model.loops for model in models)
+    compiles_slowly = any(model.wide and not model.scans_layers for model in models)
     if not compiles_slowly or not length_gaps:
         return False
     # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the longest.
@@ -94,7 +94,7 @@ def in_cut_parts(
         function: as for `cut_to_longest`, of rows that do not depend on each other; its results have an axis of rows
             first.
         sequences: [B, T].
-        rows_at_once: see `by_rows`.
+        rows_at_once: see `map_in_chunks`.
         length_gaps: see `cut_to_longest`.
     """
     # Rows of similar length share a part, so that each part can be cut; afterwards they go back to their places.
@@ -103,6 +103,6 @@ def in_cut_parts(
     def cut(part: Sequences) -> R:
         return cut_to_longest(function, part, length_gaps)
 
-    results = by_rows(cut, jax.tree.map(lambda x: x[order], sequences), rows_at_once)
+    results = map_in_chunks(cut, jax.tree.map(lambda x: x[order], sequences), rows_at_once)
     original_order = jnp.argsort(order)
     return jax.tree.map(lambda x: x[original_order], results)

@@ -134,7 +134,7 @@ def generate(
         )
         logits = models.lm_logits(model, params, out.hidden[:, 0])
         assert out.cache is not None
-        cache = models.densely_laid(out.cache)
+        cache = models.dense_layout(out.cache)
         rollout, history = sample_token(state.rollout, state.history, logits, state.t, rows)
         t = state.t + 1
         return _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache)

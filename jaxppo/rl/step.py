@@ -56,7 +56,7 @@ def train_step(training: Training, state: TrainState, host: HostState, step: int
         training.judge(batch, step, prefetch.gather)
     state, trajectories, stats = make_trajectories(training.learner, state, batch)
     state, update_stats = learn(training.learner, state, trajectories, step)
-    curriculum, curriculum_metrics = training.curriculum.after(host.curriculum, batch.scores, step)
+    curriculum, curriculum_metrics = training.curriculum.update(host.curriculum, batch.scores, step)
     host = HostState(curriculum, prefetch.fields)
     record = training.progress(step + 1) | jax.device_get(stats | update_stats)
     record |= batch.reward_metrics | curriculum_metrics | _measured(training, batch, prefetch.batch)
@@ -66,15 +66,15 @@ def train_step(training: Training, state: TrainState, host: HostState, step: int
 def make_trajectories(learner: Learner, state: TrainState, batch: Batch) -> tuple[TrainState, Trajectories, Stats]:
     """Estimate the advantages of a batch that has its scores."""
     assert batch.outputs is not None and batch.rollout is not None and batch.sequences is not None
-    with activity.shown("scoring"):
-        activity.attended(lambda: jax.block_until_ready(batch.outputs))
+    with activity.show("scoring"):
+        activity.run_interruptibly(lambda: jax.block_until_ready(batch.outputs))
     return learner.make_trajectories(state, batch.outputs, batch.rollout, batch.sequences, batch.scores)
 
 
 def learn(learner: Learner, state: TrainState, trajectories: Trajectories, step: int) -> tuple[TrainState, Stats]:
     """Take the optimizer steps of an update, and wait for them; the memory of the state is taken over."""
-    with activity.shown("learning"):
-        return activity.attended(
+    with activity.show("learning"):
+        return activity.run_interruptibly(
             lambda: jax.block_until_ready(learner.update(state, trajectories, step)), takes_state=True
         )
 

@@ -21,7 +21,7 @@ from jaxppo.profiling import memory
 from jaxppo.profiling.halving import Halving
 from jaxppo.rl import ops, optimizer, padding, rollout, update
 from jaxppo.run import activity
-from jaxppo.run.checkpoints import is_whole
+from jaxppo.run.checkpoints import can_be_saved
 from jaxppo.run.loop import StepOutput
 from jaxppo.types import Array, HostState, Params, Sequences, Stats, TrainState
 
@@ -52,7 +52,7 @@ def init_state(
         return update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
     base = models.for_training(model, {name: p for name, p in params.items() if name != "score"}, adapter)
     is_stacked = stacks.is_stacked(base["trunk"]["layers"])
-    trained = stacks.stacked(adapter) if is_stacked else dict(adapter)
+    trained = stacks.stack(adapter) if is_stacked else dict(adapter)
     if "score" in params:
         trained["score"] = params["score"]
     state = update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
@@ -113,13 +113,13 @@ class TrainedAlone:
 
     @cached_property
     def room(self) -> int | None:
-        """See `memory.room_to_learn`."""
+        """See `memory.activation_budget`."""
         if memory.device_bytes() is None:
             return None
         state, weights = self._shapes
         persistent = self.parallel.shards((state.params, state.frozen, state.opt_state))
         trained = self.parallel.shards(state.params)
-        return memory.room_to_learn([self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes)
+        return memory.activation_budget([self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes)
 
     @cached_property
     def halving(self) -> Halving:
@@ -208,7 +208,7 @@ class SFT(TrainedAlone):
 
     def _start(self) -> tuple[TrainState, Params]:
         state = self.init_state(models.init_params(self.model, jax.random.key(0)))
-        return state, stacks.unstacked(self.policy(state))
+        return state, stacks.unstack(self.policy(state))
 
     def rows_at_once(self, rows: int, length: int) -> int:
         """Return how many of the rows of a step a device learns from at once, for rows of `length` tokens."""
@@ -225,11 +225,11 @@ class SFT(TrainedAlone):
 
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
-        learned = batch.completion_mask if batch.learned is None else batch.learned
+        learned = batch.completion_mask if batch.loss_mask is None else batch.loss_mask
         # Every learned token of the step weighs the same, however the rows are cut into micro-batches.
         weights = ops.mean_weights(learned, (0, 1))
         rows_at_once = self.rows_at_once(*batch.input_ids.shape)
-        return in_parts((batch._replace(learned=None), weights), rows_at_once, self.parallel)
+        return in_parts((batch._replace(loss_mask=None), weights), rows_at_once, self.parallel)
 
     def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, HostState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
@@ -278,11 +278,11 @@ def supervised_step(
     def step(state: TrainState, host: HostState, number: int) -> StepOutput:
         began_s = time.monotonic()
         rows = batch(number)
-        with activity.shown("learning"):
+        with activity.show("learning"):
             after, stats = halving.repeated(
-                lambda: activity.attended(lambda: learned(state, rows), takes_state=True),
+                lambda: activity.run_interruptibly(lambda: learned(state, rows), takes_state=True),
                 lambda: rows_at_once(rows),
-                lambda: is_whole(state),
+                lambda: can_be_saved(state),
             )
         record = {"step": number + 1, **stats, "time/step_s": time.monotonic() - began_s}
         return StepOutput(after, record, host)

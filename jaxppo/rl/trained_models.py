@@ -44,8 +44,8 @@ class TrainedModels:
     ):
         self._config = config
         self._parallel = parallel
-        self.policy = models.computing_in(policy, config.dtype, config.run.attention)
-        self.value = models.computing_in(value, config.dtype, config.run.attention)
+        self.policy = models.with_dtype(policy, config.dtype, config.run.attention)
+        self.value = models.with_dtype(value, config.dtype, config.run.attention)
         for model in (self.policy, self.value):
             parallel.check_model(model)
         self.adapter: LoraConfig | None = None
@@ -204,5 +204,5 @@ def _split_adapters(whole: Params, adapters: Params) -> tuple[Params, Params]:
         trained[name] = {"score": model["score"]} if "score" in model else {}
         if "trunk" in model:
             is_stacked = stacks.is_stacked(model["trunk"]["layers"])
-            trained[name] |= stacks.stacked(adapters[name]) if is_stacked else adapters[name]
+            trained[name] |= stacks.stack(adapters[name]) if is_stacked else adapters[name]
     return trained, frozen

@@ -69,7 +69,7 @@ def _current() -> "Console | None":
 
 
 @contextmanager
-def shown(title: str, total: int | None = None, unit: str = "rows") -> Iterator[Activity]:
+def show(title: str, total: int | None = None, unit: str = "rows") -> Iterator[Activity]:
     """Show what the block does, should it take long; the block keeps `done` of the activity up to date.
 
     Args:
@@ -85,9 +85,9 @@ def shown(title: str, total: int | None = None, unit: str = "rows") -> Iterator[
         yield activity
 
 
-def counted(title: str, items: Sequence[T], unit: str = "rows") -> Iterator[T]:
+def track(title: str, items: Sequence[T], unit: str = "rows") -> Iterator[T]:
     """Yield all of the items, and show how many are done."""
-    with shown(title, len(items), unit) as activity:
+    with show(title, len(items), unit) as activity:
         for item in items:
             yield item
             activity.done += 1
@@ -141,7 +141,7 @@ _workers: list[_Worker] = []
 """The last one takes the next task; the others compute what nobody waits for any more."""
 
 
-def attended(compute: Callable[[], T], *, takes_state: bool = False) -> T:
+def run_interruptibly(compute: Callable[[], T], *, takes_state: bool = False) -> T:
     """Return what `compute` does, in a thread of its own, and stop meanwhile where the run is asked to.
 
     Nothing interrupts a compiler or the devices, but the main thread need not wait for them: it goes on to save what is

@@ -381,7 +381,7 @@ class _LatestAndBest:
         return [info.step in preserved for info in checkpoints]
 
 
-def is_whole(state: TrainState) -> bool:
+def can_be_saved(state: TrainState) -> bool:
     """Return whether a state can be saved after an error: no update has begun on it, and this process is alone."""
     return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
@@ -390,8 +390,8 @@ def _trees(state: TrainState, host: HostState) -> dict[str, Any]:
     """Return the items of a checkpoint that hold arrays, every layer for itself."""
     other_arrays = {"step": state.step, "controls": state.controls, "curriculum": host.curriculum}
     return {
-        PARAMS: stacks.unstacked(state.params),
-        OPT_STATE: stacks.unstacked(state.opt_state),
+        PARAMS: stacks.unstack(state.params),
+        OPT_STATE: stacks.unstack(state.opt_state),
         REST: _without_none(other_arrays),  # orbax saves no None
     }
 

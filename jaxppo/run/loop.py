@@ -9,7 +9,7 @@ from jaxppo.config import LoopConfig
 from jaxppo.config.sources import flatten
 from jaxppo.parallel import processes
 from jaxppo.run import activity, headline, preemption
-from jaxppo.run.checkpoints import EMPTY_HOST_STATE, Checkpoints, is_whole
+from jaxppo.run.checkpoints import EMPTY_HOST_STATE, Checkpoints, can_be_saved
 from jaxppo.run.console import ProgressView
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
@@ -205,11 +205,11 @@ class TrainingLoop:
         except Exception as error:
             is_stopped = isinstance(error, Preempted)
             # A step that failed half-way may have given the memory of the state away.
-            if self._saved < num_done and (is_stopped or is_whole(state)):
+            if self._saved < num_done and (is_stopped or can_be_saved(state)):
                 if num_done > number:
                     self._run.console.warn(f"update {num_done} is saved without its evaluation, which is not repeated")
                     self._log(self._record, metrics)
-                with activity.shown("saving"):
+                with activity.show("saving"):
                     self._save(num_done, state)
             # Ctrl-C also ends what a reward function has started: its failure is then that of a run that was stopped.
             if not is_stopped and processes.is_alone():
@@ -229,7 +229,7 @@ class TrainingLoop:
             self._run.trackers.samples(num_done, output.samples)
             steps.show(progress, output.samples)
         if self._config.saves_at(num_done, steps.total) or steps.is_over(record):
-            with activity.shown("saving"):
+            with activity.show("saving"):
                 self._save(num_done, output.state)
         # After the saving, as this may end the run.
         steps.watch(output)

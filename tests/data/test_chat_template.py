@@ -91,7 +91,7 @@ def test_texts_stay_as_they_are_without_a_chat_template(template, config):
     # As the tokenizer itself begins a text.
     assert [words(tokenizer, ids) for ids in prompts] == ["<s> on b a", "<s> b"]
     assert [words(tokenizer, ids) for ids in completions] == ["unstack b a <eos>", "<eos>"]
-    assert not template.templated and template.end_id == tokenizer.eos_token_id
+    assert not template.is_used and template.end_id == tokenizer.eos_token_id
     # A chat needs a template.
     chat = ROWS[0] | {"messages": [{"role": "user", "content": "on b a"}]}
     with pytest.raises(DataError, match=r"r-0\b.*use_chat_template"):

@@ -10,7 +10,7 @@ from jaxppo.config import CurriculumConfig, DataConfig
 from jaxppo.data import PromptData, SuccessCurriculum
 from jaxppo.data.curriculum import domain_numbers, plan_lengths
 from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning.datasets.begun_rows import begun_rows
+from jaxppo.planning.datasets.plan_prefixes import plan_prefix_rows
 from jaxppo.types import Curriculum
 from tests.run.states import assert_equal_bits
 
@@ -21,8 +21,10 @@ DOMAINS = pytest.mark.parametrize("domains", [ONE_DOMAIN, TWO_DOMAINS], ids=["on
 G = 4
 
 
-def make(lengths=LENGTHS, domains=ONE_DOMAIN, *, seed=0, batch_size=G, success=1.0, threshold=0.8, ahead=False):
-    options = {"seed": seed, "success": success, "threshold": threshold, "ahead": ahead}
+def make(
+    lengths=LENGTHS, domains=ONE_DOMAIN, *, seed=0, batch_size=G, success=1.0, threshold=0.8, async_rollouts=False
+):
+    options = {"seed": seed, "success": success, "threshold": threshold, "async_rollouts": async_rollouts}
     return SuccessCurriculum(lengths=lengths, domains=domains, batch_size=batch_size, **options)
 
 
@@ -72,7 +74,7 @@ def test_rows_are_drawn_as_often_as_their_share_says(known, domains, lengths):
     shares = shares_by_hand(known, lengths, domains)
     total = np.zeros(12)
     for step in range(steps):
-        counts = np.bincount(curriculum.drawn(known, step).rows, minlength=12)
+        counts = np.bincount(curriculum.draw(known, step).rows, minlength=12)
         for count, share in zip(counts, shares, strict=True):
             assert math.floor(7 * share - 1e-9) <= count <= math.ceil(7 * share + 1e-9)
         of_domains = np.bincount(domains, counts)
@@ -93,7 +95,7 @@ def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
     assert draw(known=untried) != draw()
     # The domains of a batch are mixed.
     curriculum = make(domains=TWO_DOMAINS)
-    of_draws = [TWO_DOMAINS[curriculum.drawn(curriculum.start(), step).rows].tolist() for step in range(20)]
+    of_draws = [TWO_DOMAINS[curriculum.draw(curriculum.start(), step).rows].tolist() for step in range(20)]
     assert all(sum(numbers) == G // 2 for numbers in of_draws)
     assert len({*map(tuple, of_draws)}) > 2
 
@@ -136,12 +138,12 @@ def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
         scores = [None if rng.random() < 0.1 else float(rng.random() < 0.7) for _ in range(G * copies)]
         scores[0] = 0.5  # just a success
         s, n, recent, limits, shares = by_hand(known, scores, lengths, domains, 0.5, 0.6, G)
-        before, (known, metrics) = known, curriculum.after(known, scores, step)
+        before, (known, metrics) = known, curriculum.update(known, scores, step)
         np.testing.assert_allclose(known.successes, s, rtol=1e-6)
         np.testing.assert_allclose(known.trials, n, rtol=1e-6)
         np.testing.assert_allclose(known.recent, recent, rtol=1e-6)
         assert known.limits.tolist() == limits
-        np.testing.assert_array_equal(known.rows, curriculum.drawn(known, step + 1).rows)
+        np.testing.assert_array_equal(known.rows, curriculum.draw(known, step + 1).rows)
         allowed = [i for i in range(12) if lengths is None or lengths[i] <= before.limits[domains[i]]]
         of_rows = estimates_by_hand(s, n, lengths, domains)
         p = [of_rows[i] for i in allowed]
@@ -162,23 +164,23 @@ def test_counts_and_limits_are_those_of_a_loop(lengths, copies, domains):
 def test_longer_plans_come_in_once_those_before_were_tried(ahead):
     """With `ahead` a batch is drawn before the plans come in that the batch before it has earned."""
     lengths = np.repeat(np.arange(2, 11, 2), 8).astype(np.int32)
-    curriculum = make(lengths, np.zeros(40, np.int32), batch_size=8, ahead=ahead)
+    curriculum = make(lengths, np.zeros(40, np.int32), batch_size=8, async_rollouts=ahead)
     known, tried = curriculum.start(), set()
     for step in range(30):
         of_batch = lengths[known.rows]
         tried |= {*of_batch.tolist()}
-        known, _ = curriculum.after(known, [float(length == 2) for length in of_batch], step)
+        known, _ = curriculum.update(known, [float(length == 2) for length in of_batch], step)
     assert tried == {2, 4} and known.limits.tolist() == [4]
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_next_prompts_come_from_what_was_known_when_they_were_drawn(ahead):
-    curriculum, differing = make(None, batch_size=8, ahead=ahead), 0
+    curriculum, differing = make(None, batch_size=8, async_rollouts=ahead), 0
     known = curriculum.start()
     for step in range(40):
         before = known
-        known, _ = curriculum.after(known, [1.0, 0.0, 1.0, 1.0] * 2, step)
-        early, late = (curriculum.drawn(source, step + 1).rows.tolist() for source in (before, known))
+        known, _ = curriculum.update(known, [1.0, 0.0, 1.0, 1.0] * 2, step)
+        early, late = (curriculum.draw(source, step + 1).rows.tolist() for source in (before, known))
         assert known.rows.tolist() == (early if ahead else late)
         differing += early != late
     assert differing > 10
@@ -190,7 +192,7 @@ def test_what_is_kept_is_float32_and_goes_on_exactly():
     scores = rng.integers(0, 2, (12, 8)).astype(float).tolist()
     whole = [curriculum.start()]
     for step, of_step in enumerate(scores):
-        whole.append(curriculum.after(whole[-1], of_step, step)[0])
+        whole.append(curriculum.update(whole[-1], of_step, step)[0])
     assert {array.dtype.name for array in whole[-1]} == {"float32", "int32"}
     for cut in range(12):
         arrays = [np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape) for a in whole[cut]]
@@ -219,11 +221,11 @@ def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
 
 def test_begun_plans_follow_their_rows_and_come_first_by_length(rows, tokenizer):
     template = data.make_chat_template(tokenizer, DataConfig())
-    assert data.with_begun_plans(rows, CurriculumConfig(), 0, template) is rows
-    more = data.with_begun_plans(rows, CurriculumConfig(reference_prefixes=2), 3, template)
-    assert more == [one for row in rows for one in (row, *begun_rows(row, 2, 3))] and len(more) > 2 * len(rows)
+    assert data.with_plan_prefixes(rows, CurriculumConfig(), 0, template) is rows
+    more = data.with_plan_prefixes(rows, CurriculumConfig(reference_prefixes=2), 3, template)
+    assert more == [one for row in rows for one in (row, *plan_prefix_rows(row, 2, 3))] and len(more) > 2 * len(rows)
     curriculum = data.make_curriculum(
-        CurriculumConfig(curriculum="success"), PromptData(more, tokenizer, G, 0, 512), ahead=False
+        CurriculumConfig(curriculum="success"), PromptData(more, tokenizer, G, 0, 512), async_rollouts=False
     )
     shortest = min(row["plan_length"] for row in more)
     first = [more[row] for row in curriculum.start().rows]
@@ -233,6 +235,6 @@ def test_begun_plans_follow_their_rows_and_come_first_by_length(rows, tokenizer)
 def test_begun_plans_need_planning_problems_and_no_chat_template(rows, tokenizer):
     template, config = data.make_chat_template(tokenizer, DataConfig()), CurriculumConfig(reference_prefixes=1)
     with pytest.raises(DataError, match=r"reference_prefixes.*\ba\b"):
-        data.with_begun_plans([{"id": "a", "prompt": "Say it."}], config, 0, template)
+        data.with_plan_prefixes([{"id": "a", "prompt": "Say it."}], config, 0, template)
     with pytest.raises(ConfigError, match="reference_prefixes"):
-        data.with_begun_plans(rows, config, 0, template._replace(templated=True))
+        data.with_plan_prefixes(rows, config, 0, template._replace(is_used=True))

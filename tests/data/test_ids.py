@@ -74,7 +74,7 @@ def test_ids_of_chats_are_those_of_transformers(name, kind, solved_rows):
         forms = [pair, {side: [*turns, *pair[side]] for side in ("chosen", "rejected")}]
         if len(turns) == 1:
             forms.append(pair | {"prompt": turns[0]["content"]})
-        (kept, *others) = encode_pairs(tokenizer, forms, 9999, "rows").kept
+        (kept, *others) = encode_pairs(tokenizer, forms, 9999, "rows").pairs
         assert all(other == kept for other in others)
         assert kept.chosen == encoded.prompt + encoded.completion
         assert kept.rejected == up_to_the_end(tokenizer, turns, SHORT, template.end_id)

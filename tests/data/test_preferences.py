@@ -34,7 +34,7 @@ def encoded(*rows, max_length=9):
     ],
 )
 def test_encode_pairs_puts_prompt_completion_and_end_together(row, pair):
-    assert encoded(row).kept == [pair]
+    assert encoded(row).pairs == [pair]
 
 
 def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
@@ -42,8 +42,8 @@ def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
     texts = [(short, short), (short, long), (long, short)]
     rows = [{"prompt": "a", "chosen": chosen, "rejected": rejected} for chosen, rejected in texts]
     pairs = encoded(*rows, max_length=5)
-    assert (pairs.kept, pairs.too_long) == ([Pair([A, B, END], [A, B, END], 0.0)], 2)
-    assert encoded(*rows, max_length=6).too_long == 0
+    assert (pairs.pairs, pairs.num_too_long) == ([Pair([A, B, END], [A, B, END], 0.0)], 2)
+    assert encoded(*rows, max_length=6).num_too_long == 0
     with pytest.raises(DataError, match=r"here.*\b2\b.*\b3\b"):
         encoded(*rows, max_length=2)
 

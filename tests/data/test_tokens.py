@@ -43,7 +43,7 @@ def test_overlong_prompts_are_left_out_only_where_asked_for(tokenizer):
     with pytest.raises(DataError, match=r"max_prompt_length.*\b3\b.*\b1\b.*\b5\b"):
         data.without_overlong(tokenizer, rows[2:], filtering, template)
     lines = []
-    data.tell_left_out(lines.append, DataConfig(max_prompt_length=3), {"train": 1, "test": 0})
+    data.report_left_out(lines.append, DataConfig(max_prompt_length=3), {"train": 1, "test": 0})
     assert len(lines) == 1 and "train" in lines[0]
 
 

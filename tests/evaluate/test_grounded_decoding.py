@@ -56,7 +56,7 @@ def test_reground_does_the_first_action_and_asks_again_from_there_until_the_goal
         plan = [parse_action(action) for action in row["reference_plan"]]
         _, goal = state_and_goal(row["prompt"])
         for step in range(len(plan) + 1):
-            facts = frozenset(map(" ".join, space.end_of(plan[:step])))
+            facts = frozenset(map(" ".join, space.final_state(plan[:step])))
             rests[facts, goal] = prompts.render_completion(plan[step:])
     planner = Planner(lambda prompt: rests[state_and_goal(prompt)])
     answers = decode_regrounded(planner, None, SHORT, MOST)

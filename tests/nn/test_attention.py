@@ -125,7 +125,7 @@ def test_kernels_are_plain(name, window):
 @pytest.mark.parametrize("head_size", [64, 128, 256])
 @pytest.mark.parametrize("mask", [None, *masks(565)[1:]], ids=["no mask", "left padding", "right padding"])
 def test_the_kernel_of_this_device_is_plain(mask, head_size):
-    form = models.computing_in(NEOX, "bfloat16").attention
+    form = models.with_dtype(NEOX, "bfloat16").attention
     if form == "plain":
         pytest.skip("no GPU or TPU, see tests/conftest.py")
     halves = arrays(h=4, g=2, t=565, k=head_size, dtype=jnp.bfloat16)
@@ -147,8 +147,8 @@ def test_the_platform_chooses_the_form_and_kernels_are_for_bfloat16_and_without_
     forms = {}
     for name in ("cpu", "gpu", "tpu"):
         with platform.compiling_for(Platform(name, None)):
-            forms[name] = models.computing_in(NEOX, "bfloat16").attention
-            assert models.computing_in(NEOX, "bfloat16", "blocks").attention == "blocks"
+            forms[name] = models.with_dtype(NEOX, "bfloat16").attention
+            assert models.with_dtype(NEOX, "bfloat16", "blocks").attention == "blocks"
     assert forms == {"cpu": "plain", "gpu": "triton", "tpu": "splash"}
 
 

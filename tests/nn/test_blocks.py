@@ -8,7 +8,7 @@ from jaxppo.nn import blocks
 
 
 @pytest.mark.parametrize(("most", "rows"), [(None, 10), (1, 1), (3, 3), (5, 5), (9, 5), (10, 10), (64, 10)])
-def test_by_rows_takes_equal_parts(most, rows):
+def test_map_in_chunks_takes_equal_parts(most, rows):
     seen = []
 
     def function(tree):
@@ -16,7 +16,7 @@ def test_by_rows_takes_equal_parts(most, rows):
         return {"twice": 2 * tree["x"], "sum": tree["x"] + tree["y"][:, None]}
 
     tree = {"x": jnp.arange(20).reshape(10, 2), "y": jnp.arange(10)}
-    results = blocks.by_rows(function, tree, most)
+    results = blocks.map_in_chunks(function, tree, most)
     np.testing.assert_array_equal(results["twice"], 2 * tree["x"])
     np.testing.assert_array_equal(results["sum"], tree["x"] + tree["y"][:, None])
     assert set(seen) == {rows}

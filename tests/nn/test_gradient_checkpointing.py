@@ -71,7 +71,7 @@ def assert_equal(a, b, tolerance):
         pytest.param(GPT2, 1e-5, None, id="gpt2, all read"),
         pytest.param(SMOLLM3, 1e-5, READ, id="smollm3"),
         pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, READ, id="one layer"),
-        pytest.param(models.computing_in(NEOX, "bfloat16"), 0.02, READ, id="bfloat16", marks=pytest.mark.full),
+        pytest.param(models.with_dtype(NEOX, "bfloat16"), 0.02, READ, id="bfloat16", marks=pytest.mark.full),
         # Every layer of another kind: no two of them are one loop.
         pytest.param(
             GPT2Config(**SIZES, num_hidden_layers=3, max_position_embeddings=32, scale_attn_by_inverse_layer_idx=True),
@@ -116,7 +116,7 @@ def test_gradients_of_adapters_that_some_layers_have():
 def temporary_bytes(num_layers, on):
     """What XLA reserves for the gradient of a model of so many layers."""
     config = GPTNeoXConfig(**SIZES, num_hidden_layers=num_layers)
-    config = models.with_checkpointing(models.computing_in(config, "bfloat16"), on)
+    config = models.with_checkpointing(models.with_dtype(config, "bfloat16"), on)
     params = jax.eval_shape(lambda: models.init_params(config, jax.random.key(0)))
     ids = jax.ShapeDtypeStruct((8, 256), np.int32)
 
@@ -165,7 +165,7 @@ def test_an_update_over_split_weights_is_the_same(mesh):
     again = updated(replace(config, gradient_checkpointing=True), split)
     before = models.init_params(TWO_LAYERS, jax.random.key(0))["lm_head"]["kernel"]
     assert np.abs(base[0]["policy"]["lm_head"]["kernel"] - before).max() > 1e-3
-    assert_equal(base, stacks.unstacked(again), 1e-4)
+    assert_equal(base, stacks.unstack(again), 1e-4)
 
 
 def shape(*sizes, dtype=np.int32):

@@ -124,7 +124,7 @@ def test_each_process_has_rows_of_its_own(monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize(("model", "dtype", "mesh"), [(NEOX, "float32", MESH), (GPT2, "bfloat16", "data=2,fsdp=2")])
 def test_scores_of_a_split_reward_model(model, dtype, mesh):
-    model, tolerance = models.computing_in(model, dtype), 1e-5 if dtype == "float32" else 0.15
+    model, tolerance = models.with_dtype(model, dtype), 1e-5 if dtype == "float32" else 0.15
     params = models.init_params(model, jax.random.key(0), head="score")
     rows = [[3, 4, 5, 6], [7, 8], [9, 10, 11], [12], [13, 14], [15], [16, 2, 3], [4, 5, 6, 7]]
     one = DataParallel(devices=jax.devices()[:1])

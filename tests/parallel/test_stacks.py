@@ -34,31 +34,31 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_unstacked_undoes_stacked_whose_first_axis_is_not_split():
+def test_unstack_undoes_stack_whose_first_axis_is_not_split():
     tree = {"policy": model(12), "moments": (Moments(model(), jnp.int32(3)), None)}
-    stack = stacks.stacked(tree)
+    stack = stacks.stack(tree)
     assert stack["policy"]["trunk"]["layers"]["all"]["attention"]["dense"]["kernel"].shape == (12, 4, 4)
-    assert_same(stacks.unstacked(stack), tree)
-    assert_same(jax.jit(stacks.unstacked)(stack), tree)
-    assert_same(stacks.stacked(stack), stack)
+    assert_same(stacks.unstack(stack), tree)
+    assert_same(jax.jit(stacks.unstack)(stack), tree)
+    assert_same(stacks.stack(stack), stack)
     assert set(FAMILIES["gpt_neox"].partition) <= set(partition.TABLE)
     entry = partition.axes_of("policy/trunk/layers/0/attention/dense/kernel")
     assert partition.axes_of("policy/trunk/layers/all/attention/dense/kernel") == (None, *entry)
     assert partition.axes_of("policy/trunk/layers/all/input_layernorm/scale") == ()
 
 
-def test_unstacked_shapes_keep_their_places():
+def test_unstack_shapes_keep_their_places():
     parallel = DataParallel("fsdp", devices=jax.devices()[:2])
-    stack = parallel.put(stacks.stacked(model()))
+    stack = parallel.put(stacks.stack(model()))
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)  # noqa: E731
-    kernel = stacks.unstacked(jax.tree.map(shape, stack))["trunk"]["layers"]["1"]["attention"]["dense"]["kernel"]
+    kernel = stacks.unstack(jax.tree.map(shape, stack))["trunk"]["layers"]["1"]["attention"]["dense"]["kernel"]
     assert kernel.shape == (4, 4)
     assert kernel.sharding == NamedSharding(parallel.mesh, PartitionSpec("tensor", "fsdp"))
 
 
 def test_layers_that_differ_cannot_be_stacked():
     tree = model()
-    assert stacks.can_stack(tree) and stacks.can_stack(stacks.stacked(tree)) and stacks.can_stack({})
+    assert stacks.can_stack(tree) and stacks.can_stack(stacks.stack(tree)) and stacks.can_stack({})
     tree["trunk"]["layers"]["1"]["attention"]["dense"]["bias"] = jnp.zeros(4)
     assert not stacks.can_stack({"policy": model(), "value": tree})
     for adapted, can in (("012", True), ("01", False)):  # nor where only some have an adapter
@@ -69,17 +69,17 @@ def test_layers_that_differ_cannot_be_stacked():
 @pytest.mark.parametrize("mode", ["shard_map", "fsdp"])
 def test_stacked_like_gives_the_places_of_the_other_and_deletes_what_it_stacked(mode):
     parallel = DataParallel(mode, devices=jax.devices()[:2])
-    like = parallel.put({"a": stacks.stacked(model()), "b": (model(), jnp.zeros(2))})
+    like = parallel.put({"a": stacks.stack(model()), "b": (model(), jnp.zeros(2))})
     parts = parallel.put({"a": model(), "b": (model(), jnp.ones(2))})
     kernel = parts["a"]["trunk"]["layers"]["0"]["attention"]["dense"]["kernel"]
     result = stacks.stacked_like(parts, like)
     assert kernel.is_deleted()
     assert jax.tree.map(lambda x: x.sharding, result) == jax.tree.map(lambda x: x.sharding, like)
-    assert_same(result, {"a": stacks.stacked(model()), "b": (model(), jnp.ones(2))})
+    assert_same(result, {"a": stacks.stack(model()), "b": (model(), jnp.ones(2))})
 
 
-def test_unstacked_arrays_share_no_memory_with_the_device():
+def test_unstack_arrays_share_no_memory_with_the_device():
     """An update takes that over while a checkpoint of them is written."""
     stack = jnp.arange(12.0).reshape(3, 4)
-    part = stacks.unstacked({"layers": {"all": stack}})["layers"]["1"]
+    part = stacks.unstack({"layers": {"all": stack}})["layers"]["1"]
     assert isinstance(part, np.ndarray) and not np.shares_memory(part, np.asarray(stack))

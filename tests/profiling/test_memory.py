@@ -85,7 +85,7 @@ def test_what_is_held_is_exact_and_rows_are_split_over_devices_and_micro_batches
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, LLAMA])
 def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
-    model = models.computing_in(family(**SIZES, hidden_size=64), dtype)
+    model = models.with_dtype(family(**SIZES, hidden_size=64), dtype)
     cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
     assert sizes.kv_cache_bytes(model, 6, 40) == sizes.tree_bytes(cache)
 
@@ -96,7 +96,7 @@ def test_bytes_of_logits_are_those_of_a_block_and_copies_those_of_a_cast_or_a_me
     wide = GPTNeoXConfig(**SIZES | {"vocab_size": 2**21}, hidden_size=64)
     assert sizes.logits_bytes(wide, 10**6) == 2 * 4 * 1024 * 1024
     weights = {"kernel": np.zeros((3, 5), np.float32), "bias": np.zeros(5, np.float32)}
-    half = models.computing_in(NEOX, "bfloat16")
+    half = models.with_dtype(NEOX, "bfloat16")
     assert [sizes.copy_bytes(NEOX, weights), sizes.copy_bytes(NEOX, weights, merged=True)] == [0, 80]
     assert [sizes.copy_bytes(half, weights), sizes.copy_bytes(half, weights, merged=True)] == [40, 40]
 
@@ -169,7 +169,7 @@ def test_the_peak_is_that_of_the_greediest_stage_and_measured_of_the_fullest_dev
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mesh", [{}, {FSDP: 2}, {FSDP: 2, TENSOR: 2}])
 def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, mesh):
-    model = models.computing_in(NEOX, dtype)
+    model = models.with_dtype(NEOX, dtype)
     both = dict.fromkeys(("policy", "value"), shapes_of_params(model))
 
     def learning(on):
@@ -223,7 +223,7 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
 @pytest.mark.parametrize(("gib", "parts"), [(None, 1), (8, 4), (4, 64)])
 def test_supervised_steps_too(gib, parts):
     with gpu_of(gib):
-        model = models.computing_in(PYTHIA_160M, "bfloat16", "auto")
+        model = models.with_dtype(PYTHIA_160M, "bfloat16", "auto")
         learner = SFT(replace(SFTConfig(), total_episodes=64), model, one_device())
         numbers = np.zeros((64, 53), np.int32)
         batch = Sequences(np.zeros((64, 565), np.int32), np.zeros(64, np.int32), numbers, numbers == 0)
@@ -241,7 +241,7 @@ def test_supervised_steps_too(gib, parts):
 def test_steps_on_pairs_too(gib, use_peft, parts):
     """Both texts of a pair are read at once; adapters leave more room."""
     with gpu_of(gib):
-        model = models.computing_in(PYTHIA_160M, "bfloat16", "auto")
+        model = models.with_dtype(PYTHIA_160M, "bfloat16", "auto")
         learner = RewardModelLearner(RewardModelConfig(), model, LoraConfig() if use_peft else None, one_device())
         texts, numbers = np.zeros((32, 565), np.int32), np.zeros(32, np.int32)
         pairs = PairBatch(texts, numbers, texts, numbers, np.zeros(32, np.float32))

@@ -58,12 +58,12 @@ def test_completions_and_mini_batches_without_tokens_count_as_nothing(level):
     real = REAL.copy()
     real[0, 0] = real[1] = False
     states = np.arange(4) <= real.sum(-1, keepdims=True)
-    by_rows = level == "completion"
-    batch = batch_of(real, ONES[..., 0] if by_rows else ONES, value_mask=jnp.asarray(states))
+    map_in_chunks = level == "completion"
+    batch = batch_of(real, ONES[..., 0] if map_in_chunks else ONES, value_mask=jnp.asarray(states))
     weights = losses.loss_weights(batch, level, "bnpo", 7)
     np.testing.assert_allclose(weights.tokens, real / np.array([5, 1])[:, None, None], rtol=1e-6)
     np.testing.assert_allclose(weights.values, states / states.sum((1, 2), keepdims=True), rtol=1e-6)
-    if by_rows:  # alike, also one without a token
+    if map_in_chunks:  # alike, also one without a token
         np.testing.assert_allclose(weights.policy, np.full((2, 3), 1 / 3), rtol=1e-6)
         np.testing.assert_array_equal(weights.ratios, weights.policy)
     else:

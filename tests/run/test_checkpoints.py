@@ -72,7 +72,7 @@ def with_layers(parallel, in_stacks, numbers=1.0):
     layers = {str(i): {"attention": {"query_key_value": {"kernel": kernels[i]}}} for i in range(3)}
     head = {"kernel": numbers * jnp.arange(128, dtype=jnp.float32).reshape(16, 8)}
     params = {"policy": {"trunk": {"layers": layers}, "lm_head": head, "norm": {"scale": jnp.ones(16)}}}
-    params = stacks.stacked(params) if in_stacks else params
+    params = stacks.stack(params) if in_stacks else params
     return parallel.put(make_state(1, 1)._replace(params=params, opt_state={"mu": params}))
 
 
@@ -118,7 +118,7 @@ def test_save_is_not_disturbed_by_an_update_that_takes_over_the_memory(tmp_path,
         "embedding": jnp.arange(1 << 20, dtype=jnp.float32),
         "bias": jnp.arange(7, dtype=jnp.float32),
     }
-    expected = stacks.unstacked(jax.device_get(params))
+    expected = stacks.unstack(jax.device_get(params))
     state = make_state(0)._replace(params=params, opt_state={"mu": jnp.zeros(1)}, controls=None)
     overwrite(parallel.put(jax.tree.map(jnp.array, params)))  # compile it: the real one should come at once
     with Checkpoints(tmp_path, 2) as checkpoints:

@@ -70,7 +70,7 @@ def test_what_computes_is_left_where_the_run_is_to_stop_unless_a_step_would_be_l
     monkeypatch.setattr(activity, "GRACE_S", 0.0)
     monkeypatch.setattr(activity, "warn", lines.append)
     with pytest.raises(Preempted), Preemption(RESUME):
-        activity.attended(lambda: (send(signal.SIGTERM), may_end.wait()), takes_state=True)
+        activity.run_interruptibly(lambda: (send(signal.SIGTERM), may_end.wait()), takes_state=True)
     assert activity.has_abandoned_work()
 
     def step():
@@ -81,7 +81,7 @@ def test_what_computes_is_left_where_the_run_is_to_stop_unless_a_step_would_be_l
 
     with pytest.raises(Preempted), Preemption(RESUME):
         preemption.set_unsaved(True)
-        assert activity.attended(step, takes_state=True) == 1  # on another thread: the first one is busy
+        assert activity.run_interruptibly(step, takes_state=True) == 1  # on another thread: the first one is busy
     assert len(lines) == 1
     may_end.set()
 
@@ -89,7 +89,7 @@ def test_what_computes_is_left_where_the_run_is_to_stop_unless_a_step_would_be_l
         raise TimeoutError("of the computation")
 
     with Preemption(RESUME), pytest.raises(TimeoutError, match="of the computation"):
-        activity.attended(fail)
+        activity.run_interruptibly(fail)
 
 
 def test_outside_the_main_thread_nothing_happens():

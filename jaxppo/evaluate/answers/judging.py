@@ -20,8 +20,8 @@ from jaxppo.planning.answers.answer import (
     PlanAnswer,
     UnusableAnswer,
 )
-from jaxppo.planning.answers.extraction import MOST_CHARACTERS, RULES, Rule
-from jaxppo.planning.answers.problems import Problems, Task
+from jaxppo.planning.answers.extraction import MAX_CHARACTERS, RULES, Rule
+from jaxppo.planning.answers.problems import AnsweredProblem, Problems
 from jaxppo.planning.language.plans import (
     Action,
     ParsedPlan,
@@ -50,7 +50,7 @@ class Judgement(NamedTuple):
     """
 
     answer: PlanAnswer
-    task: Task
+    task: AnsweredProblem
     plan: ParsedPlan
     verdict: PlanVerdict
     verdicts_by_rule: tuple[PlanVerdict, ...]
@@ -141,7 +141,7 @@ class AnswerJudge:
             reference_cost=self._reference_cost(answer, task),
         )
 
-    def _reference_cost(self, answer: PlanAnswer, task: Task) -> float | None:
+    def _reference_cost(self, answer: PlanAnswer, task: AnsweredProblem) -> float | None:
         if answer.task != OPTIMALITY or not answer.reference or task.problem is None:
             return None
         reference = self._problems.reference(task, answer.reference)
@@ -149,10 +149,10 @@ class AnswerJudge:
             return None
         return self._verdict(task, ParsedPlan(tuple(map(parse_action, reference)))).cost
 
-    def _readings(self, task: Task, text: str | None) -> list[_Reading]:
+    def _readings(self, task: AnsweredProblem, text: str | None) -> list[_Reading]:
         """Read and judge a text by every rule, in the order of `RULES`."""
         # No answer is a failure, and so is one that is too long to be looked at.
-        if text is None or len(text) > MOST_CHARACTERS:
+        if text is None or len(text) > MAX_CHARACTERS:
             unreadable = ParsedPlan((), PlanError.SYNTAX, 1)
             return [_Reading(unreadable, _refused(unreadable))] * len(RULES)
         key = (id(task), text)
@@ -160,7 +160,7 @@ class AnswerJudge:
             self._readings_by_text[key] = self._read(task, text)
         return self._readings_by_text[key]
 
-    def _read(self, task: Task, text: str) -> list[_Reading]:
+    def _read(self, task: AnsweredProblem, text: str) -> list[_Reading]:
         if task.problem is None:
             # VAL reads the text itself, as nothing here knows the notation of such plans.
             verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
@@ -176,7 +176,7 @@ class AnswerJudge:
             plans.append(task.reader.read(text, rule))
         return [_Reading(plan, self._verdict(task, plan)) for plan in plans]
 
-    def _verdict(self, task: Task, plan: ParsedPlan) -> PlanVerdict:
+    def _verdict(self, task: AnsweredProblem, plan: ParsedPlan) -> PlanVerdict:
         if plan.error is not None or task.problem is None:
             return _refused(plan)
         case = (id(task), plan.actions)
@@ -203,7 +203,7 @@ def ask_val(judgements: Sequence[Judgement]) -> list[Judgement]:
         ValidatorError: VAL is missing.
     """
     # Equal plans for a problem are asked about once.
-    tasks: dict[_Case, Task] = {}
+    tasks: dict[_Case, AnsweredProblem] = {}
     for judgement in judgements:
         is_readable = judgement.plan.error is None and judgement.task.problem is not None
         if is_readable and judgement.val is None:
@@ -229,7 +229,7 @@ def _case_of(judgement: Judgement) -> _Case:
     return id(judgement.task), judgement.plan.actions
 
 
-def _val_verdicts(tasks: dict[_Case, Task]) -> dict[_Case, PlanVerdict]:
+def _val_verdicts(tasks: dict[_Case, AnsweredProblem]) -> dict[_Case, PlanVerdict]:
     questions = []
     for (_, actions), task in tasks.items():
         questions.append((task.domain_pddl, task.problem_pddl, actions))

@@ -25,7 +25,7 @@ from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning import PlanVerdict
 from jaxppo.planning.answers.answer import VERIFICATION
 from jaxppo.planning.answers.columns import parse_columns
-from jaxppo.planning.answers.extraction import MOST_CHARACTERS
+from jaxppo.planning.answers.extraction import MAX_CHARACTERS
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
 from jaxppo.planning.language.plans import PlanError
@@ -96,7 +96,7 @@ def _too_long(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
     lines = []
     for judgement in judgements:
         length = len(judgement.answer.text or "")
-        if length > MOST_CHARACTERS:
+        if length > MAX_CHARACTERS:
             lines.append({"source": judgement.answer.source, "characters": length})
     return lines
 

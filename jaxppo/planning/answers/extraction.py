@@ -16,7 +16,7 @@ from jaxppo.planning.language.task import Problem
 Rule = Literal["strict", "fenced", "longest", "last"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
-MOST_CHARACTERS = 1_000_000
+MAX_CHARACTERS = 1_000_000
 """Of an answer; a longer one is not looked at, and is no plan by any rule."""
 
 # Possessive quantifiers, here and in `steps`: an answer of a million characters must not take longer than linear time.

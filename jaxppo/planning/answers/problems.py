@@ -20,7 +20,7 @@ from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val
 
 
-class Task(NamedTuple):
+class AnsweredProblem(NamedTuple):
     """A problem, ready to judge answers to it.
 
     Attributes:
@@ -61,8 +61,8 @@ class Problems:
     def __init__(self, pddl_dir: Path | None):
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
         # Two caches, as several names may stand for one problem: verdicts are remembered by the identity of its task.
-        self._task_by_name: ErrorCache[tuple[str, str, tuple[str, str] | None], Task] = ErrorCache()
-        self._task_by_texts: dict[_ProblemTexts, Task] = {}
+        self._task_by_name: ErrorCache[tuple[str, str, tuple[str, str] | None], AnsweredProblem] = ErrorCache()
+        self._task_by_texts: dict[_ProblemTexts, AnsweredProblem] = {}
         self._references: dict[tuple[int, str], tuple[str, ...]] = {}
 
     @property
@@ -80,7 +80,7 @@ class Problems:
             names.update(Path(label).parts[:-1])
         return frozenset(names)
 
-    def find(self, answer: PlanAnswer) -> Task:
+    def find(self, answer: PlanAnswer) -> AnsweredProblem:
         """Find the problem of an answer.
 
         Raises:
@@ -90,7 +90,7 @@ class Problems:
         key = (answer.domain, answer.problem, answer.prompt_pddl)
         return self._task_by_name.get_or_compute(key, partial(self._task, answer))
 
-    def reference(self, task: Task, text: str) -> tuple[str, ...]:
+    def reference(self, task: AnsweredProblem, text: str) -> tuple[str, ...]:
         """Return a reference plan as a list of steps; empty where the text is no valid plan for the problem."""
         key = (id(task), text)
         if key not in self._references:
@@ -102,7 +102,7 @@ class Problems:
             self._references[key] = tuple(map(format_action, plan.actions)) if is_valid else ()
         return self._references[key]
 
-    def _task(self, answer: PlanAnswer) -> Task:
+    def _task(self, answer: PlanAnswer) -> AnsweredProblem:
         """Make the task of an answer; one that another name stood for is the same."""
         if answer.prompt_pddl is not None:
             # Where the PDDL that a prompt shows cannot be read, its files are what is left.
@@ -111,7 +111,7 @@ class Problems:
                 return self._task_of_texts(answer, _ProblemTexts(*answer.prompt_pddl, name, answer.domain))
         return self._task_of_texts(answer, self._texts(answer))
 
-    def _task_of_texts(self, answer: PlanAnswer, texts: _ProblemTexts) -> Task:
+    def _task_of_texts(self, answer: PlanAnswer, texts: _ProblemTexts) -> AnsweredProblem:
         if texts in self._task_by_texts:
             return self._task_by_texts[texts]
         try:
@@ -126,7 +126,7 @@ class Problems:
         config = self._instances.configs.get(answer.domain) if self._instances else None
         sentences = Sentences(config, names) if config else None
         reader = PlanReader(names, sentences)
-        task = Task(texts.id, texts.domain, texts.domain_pddl, texts.problem_pddl, problem, reader)
+        task = AnsweredProblem(texts.id, texts.domain, texts.domain_pddl, texts.problem_pddl, problem, reader)
         self._task_by_texts[texts] = task
         return task
 

@@ -4,12 +4,12 @@ In: generators. Out: folders of rows with a card.
 """
 
 __all__ = [
-    "begun_rows",
     "build",
     "config",
     "files",
     "folder",
     "inspect",
+    "plan_prefix_rows",
     "renamed_rows",
     "repair",
     "rows",

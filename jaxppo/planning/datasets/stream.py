@@ -196,7 +196,7 @@ def _shortest_plan(domain: PlanningDomain, problem: Problem, max_length: int) ->
     if domain.solve is not None:
         return domain.solve(problem)
     try:
-        return solve(problem, optimal=True, max_states=_MAX_STATES, longest=max_length)
+        return solve(problem, optimal=True, max_states=_MAX_STATES, max_length=max_length)
     except SearchLimitError:
         return None
 

@@ -33,7 +33,7 @@ _CameFrom = dict[int, tuple[int, int] | None]
 
 
 def solve(
-    problem: Problem, *, optimal: bool = False, max_states: int = MAX_STATES, longest: int | None = None
+    problem: Problem, *, optimal: bool = False, max_states: int = MAX_STATES, max_length: int | None = None
 ) -> tuple[Action, ...] | None:
     """Find a plan.
 
@@ -50,7 +50,7 @@ def solve(
         problem: from `parse_problem`.
         optimal: whether the plan must be a shortest one.
         max_states: most states to keep.
-        longest: with `optimal`, longer plans are not looked for, which is much faster than to find and refuse them.
+        max_length: with `optimal`, longer plans are not looked for, which is much faster than to find and refuse them.
 
     Returns:
         The plan, or None where there is none.
@@ -65,7 +65,7 @@ def solve(
     if task is None:
         return None
     if optimal:
-        numbers = _shortest(task, max_states, INFINITY - 1 if longest is None else longest)
+        numbers = _shortest(task, max_states, INFINITY - 1 if max_length is None else max_length)
     else:
         numbers = _greedy(task, max_states)
     return None if numbers is None else tuple(task.actions[number] for number in numbers)
@@ -157,20 +157,20 @@ def _without_detours(task: StripsTask, plan: list[int]) -> list[int]:
     return plan
 
 
-def _shortest(task: StripsTask, max_states: int, longest: int) -> list[int] | None:
+def _shortest(task: StripsTask, max_states: int, max_length: int) -> list[int] | None:
     """Run A* below the length of a greedy plan, which is a shortest one where nothing is found there.
 
     States are evaluated when they are taken out; until then the landmarks of the state before bound them.
     """
-    estimate, cut = landmark_cut(task, task.start, longest + 1)
-    if estimate > longest:
+    estimate, cut = landmark_cut(task, task.start, max_length + 1)
+    if estimate > max_length:
         return None
     # A first plan, quickly: it bounds the search, and proves that there is one.
     greedy = _greedy(task, max_states)
     if greedy is None:
         return None
     # Only plans that are shorter than the greedy one are looked for, and none that is longer than was asked for.
-    bound = min(len(greedy), longest + 1)
+    bound = min(len(greedy), max_length + 1)
     came_from: _CameFrom = {task.start: None}
     distance = {task.start: 0}
     evaluated = {task.start: (estimate, cut)}
@@ -203,7 +203,7 @@ def _shortest(task: StripsTask, max_states: int, longest: int) -> list[int] | No
                 distance[next_state] = next_length
                 came_from[next_state] = (state, number)
                 heapq.heappush(heap, (next_total, -next_length, next(order), next_state))
-    return greedy if len(greedy) <= longest else None
+    return greedy if len(greedy) <= max_length else None
 
 
 def _applicable(task: StripsTask, state: int) -> list[int]:

@@ -30,7 +30,7 @@ class StateSpace:
         self._goal = problem.goal
         self.start = problem.init
 
-    def after(self, state: State, action: Action) -> State | None:
+    def successor(self, state: State, action: Action) -> State | None:
         """Return the state after an action; None where it does not apply."""
         # Steps that can never be reached are not listed, and apply in no state of this problem.
         step = self._steps.get(action)
@@ -39,11 +39,11 @@ class StateSpace:
         # As in PDDL, what a step both deletes and adds holds after it.
         return (state - step.delete) | step.add
 
-    def end_of(self, plan: Sequence[Action]) -> State:
+    def final_state(self, plan: Sequence[Action]) -> State:
         """Return the state after a plan whose actions all apply."""
         state = self.start
         for action in plan:
-            reached = self.after(state, action)
+            reached = self.successor(state, action)
             assert reached is not None
             state = reached
         return state

@@ -16,7 +16,7 @@ from jaxppo.evaluate.answers.agreement import Reason
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.planning import find_val
 from jaxppo.planning.answers.columns import parse_columns
-from jaxppo.planning.answers.extraction import MOST_CHARACTERS
+from jaxppo.planning.answers.extraction import MAX_CHARACTERS
 from jaxppo.planning.domains import BLOCKSWORLD
 from tests.headless import CHROMIUM
 from tests.planbench_tree import (
@@ -345,7 +345,7 @@ SCRIPT = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 def test_hostile_text_is_shown_and_never_run(tmp_path, pddl_dir, request):
     one, _, three = instances()[:3]
     formula = '=HYPERLINK("http://x","y")'
-    long = lines(one.plan) + "x" * MOST_CHARACTERS
+    long = lines(one.plan) + "x" * MAX_CHARACTERS
     table = [
         {"model": SCRIPT, "prompt": "</script>\x1b[31m", "problem": "instance-1", "plan": SCRIPT, "correct": "true"},
         {"model": formula, "prompt": "\u202e", "problem": "instance-2", "plan": formula, "correct": "true"},

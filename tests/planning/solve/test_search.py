@@ -89,8 +89,8 @@ def test_solve_agrees_with_breadth_first_search(source):
         else:
             least = len(shortest)
             assert execute(problem, plan).valid and execute(problem, shortest).valid and len(plan) >= least
-            assert least == len(solve(problem, optimal=True, longest=least) or ())
-            assert least == 0 or solve(problem, optimal=True, longest=least - 1) is None
+            assert least == len(solve(problem, optimal=True, max_length=least) or ())
+            assert least == 0 or solve(problem, optimal=True, max_length=least - 1) is None
             lengths.append(least)
         with suppress(OverflowError):
             expected = shortest_plan(problem, most_states=1500 if source in FAMILIES else 200_000)

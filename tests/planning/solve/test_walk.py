@@ -17,16 +17,16 @@ def test_states_and_what_applies_in_them_are_what_the_validator_says(name):
     space, rng = StateSpace(parse_problem(text, parse_domain(domain.pddl))), random.Random(1)
     state, plan = space.start, []
     for _ in range(6):
-        applicable = [action for action in space._steps if space.after(state, action) is not None]
+        applicable = [action for action in space._steps if space.successor(state, action) is not None]
         for action in rng.sample(list(space._steps), 8):
             verdict = validate_actions(domain.pddl, text, [*plan, action])
             assert (verdict.failed_step is None) is (action in applicable)
         plan.append(rng.choice(applicable))
-        state = space.after(state, plan[-1])
-        assert state == space.end_of(plan)
+        state = space.successor(state, plan[-1])
+        assert state == space.final_state(plan)
         assert validate_actions(domain.pddl, text, plan).valid is space.is_goal(state)
     # A plan is valid where its rest is from the state between.
-    between = from_state(text, space.end_of(plan[:3]))
+    between = from_state(text, space.final_state(plan[:3]))
     whole, rest = validate_actions(domain.pddl, text, plan), validate_actions(domain.pddl, between, plan[3:])
     assert (rest.valid, rest.goals_reached, rest.goals) == (whole.valid, whole.goals_reached, whole.goals)
 
@@ -47,7 +47,11 @@ def test_what_must_not_hold_counts():
     )
     problem = parse_problem("(define (problem p) (:domain d) (:init) (:goal (and (seen) (not (lit)))))", domain)
     space = StateSpace(problem)
-    lit = space.after(space.start, ("light",))
-    assert space.after(space.start, ("look",)) is None
-    assert space.after(lit, ("light",)) is None
-    assert [space.is_goal(state) for state in (space.start, lit, space.after(lit, ("look",)))] == [False, False, True]
+    lit = space.successor(space.start, ("light",))
+    assert space.successor(space.start, ("look",)) is None
+    assert space.successor(lit, ("light",)) is None
+    assert [space.is_goal(state) for state in (space.start, lit, space.successor(lit, ("look",)))] == [
+        False,
+        False,
+        True,
+    ]

@@ -9,8 +9,8 @@ from jaxppo.planning.prompts import render_completion
 from jaxppo.planning.transform.restart import problem_after
 
 
-def begun_rows(row: Row, count: int, seed: int) -> list[Row]:
-    """Return the row with prefixes of its plan, each of another length: see `begun_row`.
+def plan_prefix_rows(row: Row, count: int, seed: int) -> list[Row]:
+    """Return the row with prefixes of its plan, each of another length: see `plan_prefix_row`.
 
     Args:
         row: a row with all columns.
@@ -19,10 +19,10 @@ def begun_rows(row: Row, count: int, seed: int) -> list[Row]:
     """
     lengths = range(1, len(reference_plans(row["reference_plan"])[0]))
     chosen_lengths = random.Random(f"{seed}/{row['id']}").sample(lengths, min(count, len(lengths)))
-    return [begun_row(row, prefix_length) for prefix_length in sorted(chosen_lengths)]
+    return [plan_prefix_row(row, prefix_length) for prefix_length in sorted(chosen_lengths)]
 
 
-def begun_row(row: Row, prefix_length: int) -> Row:
+def plan_prefix_row(row: Row, prefix_length: int) -> Row:
     """Return a row whose prompt ends in the first steps of its (first) reference plan, and asks for the others.
 
     Its problem begins in the state that those steps lead to, so that a completion is judged as the end of a plan.

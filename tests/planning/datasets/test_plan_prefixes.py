@@ -7,7 +7,7 @@ import pytest
 from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.planning import execute, parse_action, parse_domain, parse_problem
-from jaxppo.planning.datasets.begun_rows import begun_row, begun_rows
+from jaxppo.planning.datasets.plan_prefixes import plan_prefix_row, plan_prefix_rows
 from jaxppo.planning.datasets.rows import COLUMNS
 from jaxppo.planning.datasets.stream import Stream, stream_row
 from jaxppo.planning.domains import DOMAINS
@@ -38,7 +38,7 @@ def test_prompt_and_completion_are_the_whole_plan_and_the_rest_is_judged_alike(s
     row = stream_row(dataclasses.replace(STREAM, prompt_style=style), number)
     plan = [parse_action(action) for action in row["reference_plan"]]
     for done in range(1, len(plan)):
-        begun = begun_row(row, done)
+        begun = plan_prefix_row(row, done)
         assert begun["prompt"].startswith(row["prompt"])
         written = begun["prompt"].removeprefix(row["prompt"]) + " " + begun["completion"]
         assert list(parse_completion(written, style, row["domain_pddl"]).actions) == plan
@@ -59,41 +59,41 @@ def test_tokens_are_those_of_the_whole_plan():
         return [*prompt, *completion]
 
     for done in range(1, row["plan_length"]):
-        assert tokens(begun_row(row, done)) == tokens(row)
+        assert tokens(plan_prefix_row(row, done)) == tokens(row)
 
 
 def test_numbers_of_steps_are_different_and_follow_from_seed_and_row_and_the_first_plan_is_begun():
     row = stream_row(dataclasses.replace(STREAM, lengths="5-6"), 0)
     steps = row["plan_length"]
-    rows = begun_rows(row, 3, 1)
+    rows = plan_prefix_rows(row, 3, 1)
     lengths = [begun["plan_length"] for begun in rows]
-    assert len(set(lengths)) == 3 and set(lengths) <= set(range(1, steps)) and rows == begun_rows(row, 3, 1)
+    assert len(set(lengths)) == 3 and set(lengths) <= set(range(1, steps)) and rows == plan_prefix_rows(row, 3, 1)
     assert len({begun["id"] for begun in [row, *rows]}) == 4
-    drawn = {tuple(begun["plan_length"] for begun in begun_rows(row, 3, seed)) for seed in range(12)}
+    drawn = {tuple(begun["plan_length"] for begun in plan_prefix_rows(row, 3, seed)) for seed in range(12)}
     assert len(drawn) > 1 and {length for lengths in drawn for length in lengths} == set(range(1, steps))
-    assert [begun["plan_length"] for begun in begun_rows(row, 99, 1)] == [*range(steps - 1, 0, -1)]
-    assert begun_rows(begun_row(row, steps - 1), 3, 1) == []
+    assert [begun["plan_length"] for begun in plan_prefix_rows(row, 99, 1)] == [*range(steps - 1, 0, -1)]
+    assert plan_prefix_rows(plan_prefix_row(row, steps - 1), 3, 1) == []
     several = row | {"reference_plan": [row["reference_plan"], ["(put-down zz)"]]}
-    assert begun_row(several, 2) == begun_row(row, 2)
+    assert plan_prefix_row(several, 2) == plan_prefix_row(row, 2)
 
 
 def test_rows_that_cannot_be_begun_are_named():
     row = stream_row(STREAM, 0)
     first = row["reference_plan"][0]
     with pytest.raises(DataError) as error:
-        begun_row(row | {"reference_plan": [first, first, *row["reference_plan"]]}, 3)
+        plan_prefix_row(row | {"reference_plan": [first, first, *row["reference_plan"]]}, 3)
     assert all(word in str(error.value) for word in (row["id"], "reference_plan", first, "step 2"))
 
     broken = row["problem_pddl"].replace("(:init", "(:init (flies) ")
     with pytest.raises(DataError, match=rf"{row['id']}.*<problem>:\d+: .*flies"):
-        begun_row(row | {"problem_pddl": broken}, 1)
+        plan_prefix_row(row | {"problem_pddl": broken}, 1)
 
     # Conditions that compare numbers.
     plan = [("go", "a"), ("go", "b")]
     flight = make_row("rl", 0, "flight", domain_pddl=FLIGHT, problem_pddl=FLIGHT_TASK, plan=plan, prompt_style="pddl")
     assert judged(flight, plan).valid
     with pytest.raises(DataError, match=r"flight-rl-0.*problem_pddl"):
-        begun_row(flight, 1)
+        plan_prefix_row(flight, 1)
 
 
 def test_a_problem_after_no_step_is_the_same_and_after_one_says_only_what_holds():
