@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
-from jaxppo.planning.language.plans import ParsedTimedPlan, TimedAction
+from jaxppo.planning.language.plans import Action, ParsedTimedPlan, TimedAction
 from jaxppo.planning.language.scope import UncoveredPddlError
 from jaxppo.planning.language.temporal import Plan, parse_plan_for
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
@@ -32,13 +32,15 @@ def validate_plan(domain_pddl: str, problem_pddl: str, plan_text: str, validator
         PddlError: the domain or the problem cannot be read; `UnsupportedPddlError` where only VAL may cover it.
         ValidatorError: VAL is needed and missing or broken.
     """
-    _check(validator)
+    _require_validator(validator)
     plan = parse_plan_for(domain_pddl, problem_pddl, plan_text)
-    steps = plan.steps if isinstance(plan, ParsedTimedPlan) else plan.actions
-    # `builtin` says which plans it cannot judge at all.
-    if plan.error is None or (validator == "builtin" and isinstance(plan, ParsedTimedPlan)):
-        return validate_actions(domain_pddl, problem_pddl, steps, validator)
-    return PlanVerdict.refused(plan.error, plan.error_step)
+    is_timed = isinstance(plan, ParsedTimedPlan)
+    # A timed plan that cannot be read still goes to `builtin`, whose error names the feature it does not cover: that
+    # helps more than a syntax error in a plan which it would refuse anyway.
+    if plan.error is not None and not (is_timed and validator == "builtin"):
+        return PlanVerdict.refused(plan.error, plan.error_step)
+    steps = plan.steps if is_timed else plan.actions
+    return validate_actions(domain_pddl, problem_pddl, steps, validator)
 
 
 def validate_actions(domain_pddl: str, problem_pddl: str, actions: Plan, validator: str = "builtin") -> PlanVerdict:
@@ -51,36 +53,41 @@ def validate_many(cases: Sequence[Case], validator: str = "builtin", val_timeout
 
     Args:
         cases: (domain text, problem text, actions) each.
-        validator: see there.
-        val_timeout_s: limit of a VAL process, of which several run beside each other.
+        validator: as for `validate_plan`.
+        val_timeout_s: seconds until a VAL process is killed; several run at a time.
     """
-    _check(validator)
+    _require_validator(validator)
     verdicts: dict[int, PlanVerdict] = {}
-    for number, case in enumerate(cases) if validator != "val" else ():
-        try:
-            verdicts[number] = _execute(*case)
-        except UncoveredPddlError:
-            raise
-        except UnsupportedPddlError as error:
-            if validator == "builtin":
-                fix = f"--validator val or auto may cover it ({HOW_TO_GET_VAL})"
-                raise UnsupportedPddlError(error.source, error.line, f"{error.message}; {fix}") from None
-    left = [number for number in range(len(cases)) if number not in verdicts]
-    by_val = run_val_many([cases[number] for number in left], val_timeout_s) if left else []
-    verdicts |= zip(left, by_val, strict=True)
-    return [verdicts[number] for number in range(len(cases))]
+    if validator != "val":
+        for index, case in enumerate(cases):
+            try:
+                verdicts[index] = _execute(*case)
+            except UncoveredPddlError:
+                # VAL does not cover it either, so the error must not offer VAL as a way out.
+                raise
+            except UnsupportedPddlError as error:
+                if validator == "builtin":
+                    fix = f"--validator val or auto may cover it ({HOW_TO_GET_VAL})"
+                    raise UnsupportedPddlError(error.source, error.line, f"{error.message}; {fix}") from None
+    # VAL may not be installed: it is asked only where a plan needs it.
+    remaining = [index for index in range(len(cases)) if index not in verdicts]
+    if remaining:
+        val_verdicts = run_val_many([cases[index] for index in remaining], val_timeout_s)
+        verdicts.update(zip(remaining, val_verdicts, strict=True))
+    return [verdicts[index] for index in range(len(cases))]
 
 
-def _check(validator: str) -> None:
+def _require_validator(validator: str) -> None:
     if validator not in VALIDATORS:
         raise ConfigError(f"validator: expected one of {', '.join(VALIDATORS)}, got '{validator}'")
 
 
 def _execute(domain_pddl: str, problem_pddl: str, plan: Plan) -> PlanVerdict:
-    """Run a plan in this process; a timed step has no place in a problem without time."""
+    """Run a plan in this process, which covers only problems without time: a timed step is a syntax error in them."""
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
-    actions = [step for step in plan if not isinstance(step, TimedAction)]
-    if len(actions) < len(plan):
-        first = next(number for number, step in enumerate(plan, 1) if isinstance(step, TimedAction))
-        return PlanVerdict.refused(PlanError.SYNTAX, first)
+    actions: list[Action] = []
+    for number, step in enumerate(plan, 1):
+        if isinstance(step, TimedAction):
+            return PlanVerdict.refused(PlanError.SYNTAX, number)
+        actions.append(step)
     return execute(problem, actions)

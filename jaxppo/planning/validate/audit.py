@@ -1,7 +1,7 @@
 """A second opinion during training: VAL judges a sample of the plans again.
 
-The in-process validator is meant to agree with VAL; an audit measures on the run's own plans whether it does, and keeps
-the evidence where it does not.
+The in-process validator is meant to agree with VAL; an audit measures whether it does on the plans of the run, and
+saves the plans on which it does not.
 """
 
 import hashlib
@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import ConfigError, ValidatorError
-from jaxppo.planning.language.plans import TimedAction, format_action, format_timed_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.deviations import deviation
-from jaxppo.planning.validate.val import Case, find_val, run_val, run_val_many
+from jaxppo.planning.validate.val import Case, find_val, format_plan, run_val, run_val_many
 
-MOST_SAVED = 100
-"""Disagreements kept in a folder: more of them add nothing."""
+MAX_SAVED = 100
+"""Disagreements saved in a folder: more of them add nothing."""
 
 _LOG = logging.getLogger(__name__)
 _NO_VERDICT = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
@@ -57,8 +56,8 @@ class Audit:
     Args:
         rate: the fraction of plans to audit, in [0, 1].
         seed: chooses the sample.
-        folder: where disagreements are kept, in `<digest>/` with `domain.pddl`, `problem.pddl`, `plan.txt` and
-            `verdicts.json`; the first `MOST_SAVED` only. None: they are counted.
+        folder: where disagreements are saved, in `<digest>/` with `domain.pddl`, `problem.pddl`, `plan.txt` and
+            `verdicts.json`; the first `MAX_SAVED` only. None: they are only counted.
         timeout_s: limit of one VAL process.
 
     Raises:
@@ -70,7 +69,10 @@ class Audit:
             raise ConfigError(f"audit_rate: expected a number in [0, 1], got {rate!r}")
         if not timeout_s > 0:
             raise ConfigError(f"val_timeout_s: expected a positive number, got {timeout_s!r}")
-        self.rate, self.seed, self.folder, self.timeout_s = rate, seed, folder, timeout_s
+        self.rate = rate
+        self.seed = seed
+        self.folder = folder
+        self.timeout_s = timeout_s
 
     def check(self, cases: Sequence[Case], verdicts: Sequence[PlanVerdict]) -> AuditResult:
         """Audit a batch.
@@ -83,17 +85,24 @@ class Audit:
             ValidatorError: VAL is missing.
         """
         sample = self._sample(cases, verdicts)
-        opinions = _ask([case for case, _ in sample.values()], self.timeout_s)
-        failed, differing, deviating, saved = 0, 0, 0, []
-        for (digest, (case, verdict)), opinion in zip(sample.items(), opinions, strict=True):
-            if opinion.error in _NO_VERDICT and verdict.error not in _NO_VERDICT and deviation(*case):
-                deviating += 1
-            elif opinion.error in _NO_VERDICT or verdict.error in _NO_VERDICT:
+        val_verdicts = _ask_val([case for case, _ in sample.values()], self.timeout_s)
+        disagreements = 0
+        failed = 0
+        deviations = 0
+        saved: list[Path] = []
+        for (digest, (case, verdict)), val_verdict in zip(sample.items(), val_verdicts, strict=True):
+            if verdict.error in _NO_VERDICT:
                 failed += 1
-            elif (verdict.valid, verdict.executable) != (opinion.valid, opinion.executable):
-                differing += 1
-                saved += self._saved(digest, case, {"checked": verdict, "val": opinion})
-        return AuditResult(len(sample), differing, failed, saved, deviating)
+            elif val_verdict.error in _NO_VERDICT:
+                # What VAL is documented not to read is no failure of it.
+                if deviation(*case):
+                    deviations += 1
+                else:
+                    failed += 1
+            elif (verdict.valid, verdict.executable) != (val_verdict.valid, val_verdict.executable):
+                disagreements += 1
+                saved += self._save_disagreement(digest, case, {"checked": verdict, "val": val_verdict})
+        return AuditResult(len(sample), disagreements, failed, saved, deviations)
 
     def _sample(self, cases: Sequence[Case], verdicts: Sequence[PlanVerdict]) -> dict[str, tuple[Case, PlanVerdict]]:
         """Choose the plans to audit: their digests, each with its case and verdict."""
@@ -104,8 +113,8 @@ class Audit:
                 sample.setdefault(digest, (case, verdict))
         return sample
 
-    def _saved(self, digest: str, case: Case, verdicts: Mapping[str, PlanVerdict]) -> list[Path]:
-        """Keep the evidence, unless it is kept already or there is enough; a full disk does not end a training run."""
+    def _save_disagreement(self, digest: str, case: Case, verdicts: Mapping[str, PlanVerdict]) -> list[Path]:
+        """Save a plan with both verdicts, unless there is enough; a full disk does not end a training run."""
         if self.folder is None:
             return []
         try:
@@ -116,54 +125,56 @@ class Audit:
 
 
 def _digest(case: Case) -> str:
-    domain, problem, _ = case
-    content = json.dumps([domain, problem, _plan_text(case)])
+    domain, problem, plan = case
+    content = json.dumps([domain, problem, format_plan(plan)])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _uniform(seed: int, digest: str) -> float:
     """Turn a digest into a number in [0, 1) that looks random."""
-    bits = hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]
-    return int.from_bytes(bits) / 2 ** (8 * len(bits))
+    first_bytes = hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]
+    return int.from_bytes(first_bytes) / 2 ** (8 * len(first_bytes))
 
 
-def _plan_text(case: Case) -> str:
-    lines = (format_timed_action(step) if isinstance(step, TimedAction) else format_action(step) for step in case[2])
-    return "".join(f"{line}\n" for line in lines)
+def _ask_val(cases: Sequence[Case], timeout_s: float) -> list[PlanVerdict]:
+    """Ask VAL for its verdicts.
 
-
-def _ask(cases: Sequence[Case], timeout_s: float) -> list[PlanVerdict]:
-    """Ask VAL; a domain that it cannot read costs the plans of that domain their verdicts, not the others."""
+    One domain that VAL cannot read fails the whole batch, so each plan is then asked about alone: only the plans of
+    that domain lose their verdict.
+    """
     try:
         return run_val_many(cases, timeout_s)
     except ValidatorError:
         if find_val() is None:
             raise
-    return [_ask_alone(case, timeout_s) for case in cases]
-
-
-def _ask_alone(case: Case, timeout_s: float) -> PlanVerdict:
-    try:
-        return run_val(*case, timeout_s)
-    except ValidatorError as error:
-        _LOG.warning("audit: %s", error)
-        return PlanVerdict.refused(PlanError.VALIDATOR_CRASH)
+    verdicts: list[PlanVerdict] = []
+    for case in cases:
+        try:
+            verdicts.append(run_val(*case, timeout_s))
+        except ValidatorError as error:
+            _LOG.warning("audit: %s", error)
+            verdicts.append(PlanVerdict.refused(PlanError.VALIDATOR_CRASH))
+    return verdicts
 
 
 def _save(folder: Path, target: Path, case: Case, verdicts: Mapping[str, PlanVerdict]) -> list[Path]:
     """Write a folder under another name first, so that it is never seen incomplete."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = [entry for entry in folder.iterdir() if not entry.name.startswith(_UNFINISHED)]
-    if target in kept or len(kept) >= MOST_SAVED:
+    saved = [entry for entry in folder.iterdir() if not entry.name.startswith(_UNFINISHED)]
+    if target in saved or len(saved) >= MAX_SAVED:
         return []
-    reasons = {name: asdict(verdict) for name, verdict in verdicts.items()}
-    texts = {"domain.pddl": case[0], "problem.pddl": case[1], "plan.txt": _plan_text(case)}
-    texts["verdicts.json"] = json.dumps(reasons, indent=2) + "\n"
+    domain, problem, plan = case
+    texts = {
+        "domain.pddl": domain,
+        "problem.pddl": problem,
+        "plan.txt": format_plan(plan),
+        "verdicts.json": json.dumps({name: asdict(verdict) for name, verdict in verdicts.items()}, indent=2) + "\n",
+    }
     unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
     try:
         for name, text in texts.items():
             (unfinished / name).write_text(text, encoding="utf-8", errors="replace", newline="\n")
-        unfinished.chmod(0o755)  # mkdtemp's folders are for their owner only
+        unfinished.chmod(0o755)  # mkdtemp's folders can be read by their owner only
         os.rename(unfinished, target)
     except OSError:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -7,20 +7,20 @@ from jaxppo.planning.language.conditions import Literal
 from jaxppo.planning.language.numeric import Expression, Operation, Update
 from jaxppo.planning.language.scope import Atom
 
-# An atom that no state contains: what stands for a condition that is false for good.
+# An atom that no state contains: it stands for a condition that is always false.
 NEVER: Atom = ("=",)
 # An operation of `long double` takes as long as reading this many atoms.
 _OPERATION_WORK = 8
 
 
-class Derived(NamedTuple):
+class DerivedLiteral(NamedTuple):
     """An atom that rules define, or its negation."""
 
     atom: Atom
     positive: bool
 
 
-class Test(NamedTuple):
+class GroundComparison(NamedTuple):
     """A comparison of ground expressions, or its negation."""
 
     operator: str
@@ -29,14 +29,14 @@ class Test(NamedTuple):
     positive: bool
 
 
-class Ground(NamedTuple):
+class GroundJunction(NamedTuple):
     """`and` or `or` of ground conditions."""
 
     word: str
     parts: tuple["Node", ...]
 
 
-Node: TypeAlias = bool | Literal | Derived | Test | Ground
+Node: TypeAlias = bool | Literal | DerivedLiteral | GroundComparison | GroundJunction
 """A ground condition; negations stand at its leaves only."""
 
 
@@ -57,7 +57,7 @@ class Extras(NamedTuple):
     size: int
 
 
-class Body(NamedTuple):
+class RuleBody(NamedTuple):
     """When a derived atom holds; `cost` is the work of filling in, `size` that of evaluating."""
 
     node: Node
@@ -66,9 +66,15 @@ class Body(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An operator with its arguments filled in: atoms that must hold and must not, and what becomes of the state.
+    """An operator with its arguments filled in.
 
-    `cost` is the work that filling in took, where it was more than a look-up.
+    Attributes:
+        true: atoms that must hold before it.
+        false: atoms that must not.
+        delete: atoms that it removes, before it adds any.
+        add: atoms that it adds.
+        extras: what it has beyond STRIPS.
+        cost: the work of filling it in, where that is more than a look-up.
     """
 
     true: frozenset[Atom]
@@ -81,30 +87,44 @@ class Step(NamedTuple):
 
 def size_of(node: Node) -> int:
     """Return the work of evaluating a ground condition: one for each part, and that of its arithmetic."""
-    if isinstance(node, Test):
-        return 1 + _arithmetic(node.left) + _arithmetic(node.right)
-    return 1 + sum(map(size_of, node.parts)) if isinstance(node, Ground) else 1
+    if isinstance(node, GroundComparison):
+        return 1 + _arithmetic_work(node.left) + _arithmetic_work(node.right)
+    if isinstance(node, GroundJunction):
+        return 1 + sum(map(size_of, node.parts))
+    return 1
 
 
 def size_of_updates(updates: Iterable[Update]) -> int:
-    """Return the work of computing what functions become."""
-    return sum([1 + _arithmetic(update.amount) for update in updates])
+    """Return the work of computing the new values of functions."""
+    return sum([1 + _arithmetic_work(update.amount) for update in updates])
 
 
-def _arithmetic(expression: Expression) -> int:
+def _arithmetic_work(expression: Expression) -> int:
     if not isinstance(expression, Operation):
         return 0
-    return _OPERATION_WORK + sum(map(_arithmetic, expression.arguments))
+    return _OPERATION_WORK + sum(map(_arithmetic_work, expression.arguments))
 
 
-def sort_in(node: Node, true: set[Atom], false: set[Atom], others: list[Node]) -> None:
-    """Put what a precondition demands where it is checked fastest."""
+def sort_in(node: Node, true: set[Atom], false: set[Atom], compound: list[Node]) -> None:
+    """Add a ground condition to the collection that checks it fastest.
+
+    Args:
+        node: the condition.
+        true: atoms that must hold.
+        false: atoms that must not.
+        compound: conditions that are no conjunction of literals.
+    """
     if isinstance(node, Literal):
-        (true if node.positive else false).add(node.atom)
-    elif isinstance(node, Ground) and node.word == "and" and all(isinstance(part, Literal) for part in node.parts):
+        atoms = true if node.positive else false
+        atoms.add(node.atom)
+    elif (
+        isinstance(node, GroundJunction)
+        and node.word == "and"
+        and all(isinstance(part, Literal) for part in node.parts)
+    ):
         for part in node.parts:
-            sort_in(part, true, false, others)
+            sort_in(part, true, false, compound)
     elif node is False:
         true.add(NEVER)
     elif node is not True:
-        others.append(node)
+        compound.append(node)

@@ -1,7 +1,7 @@
 """Conditions, steps and rules of one problem with objects filled in, as simple as what never changes allows.
 
 Static facts (of predicates that no effect touches), equalities and static numbers are decided here once; quantifiers
-become conjunctions and disjunctions of what is left. So a precondition such as "every order that includes the product
+become conjunctions and disjunctions of what remains. So a precondition such as "every order that includes the product
 has been started" becomes a few atoms, and checking it is a set operation.
 """
 
@@ -27,29 +27,29 @@ from jaxppo.planning.language.effects import Effect
 from jaxppo.planning.language.numeric import Expression, Operation, Update, compare, evaluate, is_number
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
-from jaxppo.planning.language.task import Domain, Problem
+from jaxppo.planning.language.task import ActionSchema, Domain, Problem
 from jaxppo.planning.validate.ground import (
-    Body,
-    Derived,
+    DerivedLiteral,
     Extras,
-    Ground,
+    GroundComparison,
     GroundEffect,
+    GroundJunction,
     Node,
+    RuleBody,
     Step,
-    Test,
     size_of,
     size_of_updates,
     sort_in,
 )
 from jaxppo.planning.validate.templates import FactIndex, templates_of
 
-# Parts of formulas that one step, one atom's rules or a goal may have: this bounds the memory.
+# Most parts that the formulas of one step, of one atom's rules or of a goal may have: this bounds the memory.
 MAX_GROUNDING = 80_000
-# Parts and choices of objects that may be looked at for these, most of which static facts decide: about a second.
+# Most parts and choices of objects to look at for these, most of which static facts decide: about a second.
 MAX_LOOKS = 500_000
-# Parts that all rules may have on which an atom depends.
+# Most parts of all rules that an atom depends on.
 MAX_RULES = 160_000
-# Stands in a guard for a variable of an inner quantifier.
+# Stands in a guard for a variable of an inner quantifier, and matches every object.
 _ANYTHING = "?"
 
 
@@ -65,7 +65,10 @@ def changing(domain: Domain) -> frozenset[str]:
 
 
 class Grounder:
-    """Fills in the objects of one problem, and remembers the bodies of its rules.
+    """Fills in the objects of one problem, and caches the bodies of its rules.
+
+    Two counts bound what a small file can demand, since quantifiers in quantifiers grow exponentially: the looks (time)
+    and the parts that remain after simplification (memory). Both begin anew with each step, rule body or goal.
 
     Raises from every method:
         UnsupportedPddlError: what is asked for has more than `MAX_GROUNDING` parts, or takes more than `MAX_LOOKS`.
@@ -78,12 +81,14 @@ class Grounder:
         self._templates = templates_of(problem.domain)
         self._objects: dict[Types, dict[str, None]] = {}
         self._facts = FactIndex(problem.init)
-        self._bodies: dict[Atom, Body] = {}
-        self._spent = self._kept = 0
+        self._bodies: dict[Atom, RuleBody] = {}
+        self._num_looks = 0
+        self._num_parts = 0
 
     def start(self) -> None:
         """Begin to count the work anew, for the next step or goal."""
-        self._spent = self._kept = 0
+        self._num_looks = 0
+        self._num_parts = 0
 
     def step(self, action: Action) -> Step:
         """Fill in an operator."""
@@ -95,59 +100,59 @@ class Grounder:
         binding = bindings_of(schema.parameters, action[1:])
         true: set[Atom] = set()
         false: set[Atom] = set()
-        others: list[Node] = []
+        conditions: list[Node] = []
         for condition in schema.precondition:
-            sort_in(self.condition(condition, binding), true, false, others)
-        always = GroundEffect(
-            True,
-            tuple([bound_atom(atom, binding) for atom in schema.add]),
-            tuple([bound_atom(atom, binding) for atom in schema.delete]),
-            tuple([self._update(update, binding) for update in schema.updates]),
-        )
-        happens = [always]
-        if schema.effects:  # in the order in which VAL changes numbers, which shows in how sums are rounded
-            once = [effect for effect in schema.effects if not effect.parameters]
-            each = [effect for effect in schema.effects if effect.parameters]
-            happens = [*self._effects(once, binding), always, *self._effects(each, binding)]
+            sort_in(self.condition(condition, binding), true, false, conditions)
         add: list[Atom] = []
         delete: list[Atom] = []
         effects: list[GroundEffect] = []
-        for effect in happens:
+        for effect in self._step_effects(schema, binding):
             if effect.condition is not True:
                 effects.append(effect)
                 continue
+            # What always happens to atoms is a set operation; only the numbers remain an effect.
             add += effect.add
             delete += effect.delete
             if effect.updates:
                 effects.append(GroundEffect(True, (), (), effect.updates))
-        size = sum(map(size_of, others))
-        size += sum(size_of(effect.condition) + size_of_updates(effect.updates) for effect in effects)
-        extras = Extras(tuple(others), tuple(effects), size) if size else None
-        return Step(frozenset(true), frozenset(false), frozenset(delete), frozenset(add), extras, self._spent)
+        size = sum(map(size_of, conditions))
+        for effect in effects:
+            size += size_of(effect.condition) + size_of_updates(effect.updates)
+        extras = Extras(tuple(conditions), tuple(effects), size) if size else None
+        return Step(frozenset(true), frozenset(false), frozenset(delete), frozenset(add), extras, self._num_looks)
 
-    def condition(self, condition: Condition, binding: Binding, wanted: bool = True) -> Node:
-        """Fill in a condition (or its negation, where it is not wanted) and simplify it."""
-        self._spend()
+    def condition(self, condition: Condition, binding: Binding, polarity: bool = True) -> Node:
+        """Fill in a condition and simplify it, its negations pushed to the leaves.
+
+        Args:
+            condition: the condition.
+            binding: the objects of its variables.
+            polarity: False fills in the negation of the condition.
+        """
+        self._count_look()
         match condition:
             case Literal(atom, positive):
-                return self._literal(bound_atom(atom, binding), positive == wanted)
+                return self._literal(bound_atom(atom, binding), positive == polarity)
             case Junction(word, parts):
-                joined = (self.condition(part, binding, wanted) for part in parts)
-                return self._join((word == "and") == wanted, joined)
+                ground_parts = (self.condition(part, binding, polarity) for part in parts)
+                return self._join((word == "and") == polarity, ground_parts)
             case Negation(part):
-                return self.condition(part, binding, not wanted)
+                return self.condition(part, binding, not polarity)
             case Implication(left, right):
-                sides = ((left, not wanted), (right, wanted))
-                return self._join(not wanted, (self.condition(part, binding, sign) for part, sign in sides))
+                # (imply a b) is (or (not a) b).
+                sides = ((left, not polarity), (right, polarity))
+                return self._join(not polarity, (self.condition(part, binding, sign) for part, sign in sides))
             case Quantified():
-                return self._quantified(condition, binding, wanted)
+                return self._quantified(condition, binding, polarity)
             case Comparison(operator, left, right):
-                return self._test(operator, self._expression(left, binding), self._expression(right, binding), wanted)
+                left_value = self._expression(left, binding)
+                right_value = self._expression(right, binding)
+                return self._comparison(operator, left_value, right_value, polarity)
 
     def goal_parts(self, conditions: Iterable[Condition], binding: Binding) -> Iterator[tuple[Condition, Binding]]:
         """Yield the conditions that a goal joins by `and` and by `forall`, each with its binding."""
         for condition in conditions:
-            self._keep()
+            self._count_parts()
             if isinstance(condition, Quantified) and condition.word == "forall":
                 inner = tuple(conjuncts(condition.body))
                 for extended in self._bindings(condition.parameters, binding, ()):
@@ -155,14 +160,15 @@ class Grounder:
             else:
                 yield condition, binding
 
-    def body(self, atom: Atom) -> Body:
+    def body(self, atom: Atom) -> RuleBody:
         """Fill in when a derived atom holds: the bodies of its rules, joined by `or`."""
-        known = self._bodies.get(atom)
-        if known is None:
+        body = self._bodies.get(atom)
+        if body is None:
             self.start()
             node = self._join(False, (self._rule_body(rule, atom) for rule in self._rules[atom[0]]))
-            known = self._bodies[atom] = Body(node, self._spent, size_of(node))
-        return known
+            body = RuleBody(node, self._num_looks, size_of(node))
+            self._bodies[atom] = body
+        return body
 
     def refuse(self) -> NoReturn:
         """Refuse a problem that is too large."""
@@ -174,133 +180,171 @@ class Grounder:
     def _rule_body(self, rule: Rule, atom: Atom) -> Node:
         return self.condition(rule.body, bindings_of(rule.parameters, atom[1:]))
 
-    def _spend(self, work: int = 1) -> None:
-        self._spent += work
-        if self._spent > MAX_LOOKS:
+    def _count_look(self, count: int = 1) -> None:
+        self._num_looks += count
+        if self._num_looks > MAX_LOOKS:
             self.refuse()
 
-    def _keep(self, parts: int = 1) -> None:
-        """Count parts of what is made; a step's effects are as many as the objects that they change."""
-        self._spend(parts)
-        self._kept += parts
-        if self._kept > MAX_GROUNDING:
+    def _count_parts(self, count: int = 1) -> None:
+        """Count parts of the result; the effects of a step are as many as the objects that they change."""
+        self._count_look(count)
+        self._num_parts += count
+        if self._num_parts > MAX_GROUNDING:
             self.refuse()
 
-    def _literal(self, atom: Atom, wanted: bool) -> Node:
+    def _literal(self, atom: Atom, positive: bool) -> Node:
+        """Decide a literal that no step can change; keep the others."""
         if atom[0] == "=":
-            return (atom[1] == atom[2]) is wanted
+            return (atom[1] == atom[2]) is positive
         if atom[0] in self._rules:
-            self._keep()
-            return Derived(atom, wanted)
+            self._count_parts()
+            return DerivedLiteral(atom, positive)
         if atom[0] in self._changing:
-            self._keep()
-            return Literal(atom, wanted)
-        return (atom in self._problem.init) is wanted
+            self._count_parts()
+            return Literal(atom, positive)
+        return (atom in self._problem.init) is positive
 
-    def _test(self, operator: str, left: Expression, right: Expression, wanted: bool) -> Node:
+    def _comparison(self, operator: str, left: Expression, right: Expression, positive: bool) -> Node:
         if is_number(left) and is_number(right):
-            return compare(operator, left, right) is wanted
-        self._keep()
-        return Test(operator, left, right, wanted)
+            return compare(operator, left, right) is positive
+        self._count_parts()
+        return GroundComparison(operator, left, right, positive)
 
-    def _join(self, conjunction: bool, parts: Iterable[Node]) -> Node:
-        """Join by `and` or `or`, as simply as possible, keeping the order where a function without a value matters."""
-        kept: list[Node] = []
-        for part in parts:
-            if part is conjunction:
+    def _join(self, is_and: bool, nodes: Iterable[Node]) -> Node:
+        """Join by `and` or `or`, as simply as possible.
+
+        A constant that decides the result (False under `and`, True under `or`) replaces the whole, unless a part before
+        it may read a function without a value: parts are read from left to right, and that one fails the condition.
+        """
+        parts: list[Node] = []
+        for node in nodes:
+            if node is is_and:
                 continue
-            if isinstance(part, bool):
-                if not any(map(self._may_fail, kept)):
-                    return part
-                kept.append(part)
+            parts.append(node)
+            if isinstance(node, bool):
+                if not any(map(self._may_fail, parts)):
+                    return node
                 break
-            kept.append(part)
-        if len(kept) < 2:
-            return kept[0] if kept else conjunction
-        return Ground("and" if conjunction else "or", tuple(kept))
+        if not parts:
+            return is_and
+        if len(parts) == 1:
+            return parts[0]
+        return GroundJunction("and" if is_and else "or", tuple(parts))
 
     def _may_fail(self, node: Node) -> bool:
-        if isinstance(node, Ground):
+        """Return whether evaluating a condition may read a function without a value."""
+        if isinstance(node, GroundJunction):
             return any(map(self._may_fail, node.parts))
-        return isinstance(node, Test) or (isinstance(node, Derived) and node.atom[0] in self._problem.domain.fallible)
+        if isinstance(node, DerivedLiteral):
+            return node.atom[0] in self._problem.domain.fallible
+        return isinstance(node, GroundComparison)
 
-    def _quantified(self, quantified: Quantified, binding: Binding, wanted: bool) -> Node:
-        conjunction = (quantified.word == "forall") == wanted
-        # The instances that decide: for an `and` those whose body may be false, for an `or` those where it may be true.
-        deciding = wanted is not conjunction
+    def _quantified(self, quantified: Quantified, binding: Binding, polarity: bool) -> Node:
+        is_and = (quantified.word == "forall") == polarity
+        # Only instances that can decide the result matter: under `and` those whose part may be false, under `or` those
+        # whose part may be true. In terms of the body itself, which a negation turns around, that is this truth value.
+        deciding = polarity is not is_and
+        # Where an instance may read a function without a value, all are filled in, in order.
         guards = () if quantified.fallible else tuple(self._guards(quantified.body, deciding))
         bindings = self._bindings(quantified.parameters, binding, guards)
-        return self._join(conjunction, (self.condition(quantified.body, inner, wanted) for inner in bindings))
+        return self._join(is_and, (self.condition(quantified.body, inner, polarity) for inner in bindings))
 
-    def _guards(self, condition: Condition, wanted: bool) -> Iterator[Literal]:
-        """Yield static literals without which a condition cannot be true (or false, where that is wanted)."""
+    def _guards(self, condition: Condition, truth: bool) -> Iterator[Literal]:
+        """Yield static literals that must hold for a condition to be true (or false, for `truth=False`).
+
+        In `(forall (?o) (imply (includes ?o p) (started ?o)))` the body is false only where `(includes ?o p)` holds, so
+        the facts of `includes` list the only objects worth looking at.
+        """
         match condition:
             case Literal(atom, positive):
                 if atom[0] == "=" or not (atom[0] in self._changing or atom[0] in self._rules):
-                    yield Literal(atom, positive == wanted)
+                    yield Literal(atom, positive == truth)
             case Junction(word, parts):
-                if (word == "and") == wanted or len(parts) == 1:
+                # All parts of a true `and`, or of a false `or`, have the same truth; of the others any one may.
+                if (word == "and") == truth or len(parts) == 1:
                     for part in parts:
-                        yield from self._guards(part, wanted)
+                        yield from self._guards(part, truth)
             case Negation(part):
-                yield from self._guards(part, not wanted)
+                yield from self._guards(part, not truth)
             case Implication(left, right):
-                if not wanted:
+                if not truth:
                     yield from self._guards(left, True)
                     yield from self._guards(right, False)
             case Quantified(word, parameters, body, _):
-                if (word == "exists") == wanted:
-                    anything = dict.fromkeys((parameter.name for parameter in parameters), _ANYTHING)
-                    for atom, positive in self._guards(body, wanted):
+                if (word == "exists") == truth:
+                    anything = {parameter.name: _ANYTHING for parameter in parameters}
+                    for atom, positive in self._guards(body, truth):
                         yield Literal(bound_atom(atom, anything), positive)
 
     def _bindings(
         self, parameters: Sequence[Parameter], binding: Binding, guards: Sequence[Literal]
     ) -> Iterator[dict[str, str]]:
-        """Extend the binding by every choice of objects for the parameters that the guards allow."""
+        """Extend the binding by every choice of objects for the parameters that the guards allow.
+
+        One parameter after another, as a join in a database: its candidates come from the facts, and a guard is checked
+        as soon as the last of its variables has an object, so that a wrong choice is not extended further.
+        """
         if not parameters:
             yield dict(binding)
             return
-        (name, types), *rest = parameters
-        unbound = {_ANYTHING, *(parameter.name for parameter in rest)}
+        (name, types), *remaining = parameters
+        unbound = {_ANYTHING, *(parameter.name for parameter in remaining)}
         ready = [guard for guard in guards if unbound.isdisjoint(guard.atom[1:])]
         for object_name in self._candidates(name, types, binding, guards):
-            self._spend()
+            self._count_look()
             extended = {**binding, name: object_name}
             if all(self._literal(bound_atom(guard.atom, extended), guard.positive) is True for guard in ready):
-                yield from self._bindings(rest, extended, guards)
+                yield from self._bindings(remaining, extended, guards)
 
     def _candidates(self, name: str, types: Types, binding: Binding, guards: Sequence[Literal]) -> Iterable[str]:
-        """List the objects of the types; only those in static facts that the guards ask for, where they do."""
+        """List the objects of the types; where a positive guard names the parameter, only those that its facts name."""
         objects = self._objects_of(types)
         patterns = [atom for atom, positive in guards if positive and name in atom[1:] and atom[0] != "="]
         if not patterns:
             return objects
-        inner = {variable: term for variable, term in binding.items() if variable != name}
-        found = (self._facts.matches(bound_atom(atom, inner), name) for atom in patterns)
-        return [name for name in min(found, key=len) if name in objects]
+        # An inner variable may hide an outer one of the same name, whose object must not be filled in for it.
+        visible = {variable: term for variable, term in binding.items() if variable != name}
+        matches = [self._facts.matches(bound_atom(atom, visible), name) for atom in patterns]
+        return [match for match in min(matches, key=len) if match in objects]
 
     def _objects_of(self, types: Types) -> dict[str, None]:
         if types not in self._objects:
-            domain, objects = self._problem.domain, self._problem.objects
-            self._objects[types] = {name: None for name, own in objects.items() if domain.is_of_type(own, types)}
+            domain = self._problem.domain
+            objects = self._problem.objects.items()
+            self._objects[types] = {
+                name: None for name, object_types in objects if domain.is_of_type(object_types, types)
+            }
         return self._objects[types]
+
+    def _step_effects(self, schema: ActionSchema, binding: Binding) -> Iterator[GroundEffect]:
+        """Yield what an operator does: `when`, then what always happens, then `forall`.
+
+        VAL changes numbers in this order, which shows in how sums are rounded.
+        """
+        yield from self._effects([effect for effect in schema.effects if not effect.parameters], binding)
+        yield self._effect(True, schema, binding)
+        yield from self._effects([effect for effect in schema.effects if effect.parameters], binding)
 
     def _effects(self, effects: Iterable[Effect], binding: Binding) -> Iterator[GroundEffect]:
         fallible = self._problem.domain.fallible
         for effect in effects:
-            ordered = any(is_fallible(condition, fallible) for condition in effect.conditions)
-            guards = [] if ordered else [g for condition in effect.conditions for g in self._guards(condition, True)]
-            for inner in self._bindings(effect.parameters, binding, guards):
-                node = self._join(True, (self.condition(condition, inner) for condition in effect.conditions))
+            guards: list[Literal] = []
+            if not any(is_fallible(condition, fallible) for condition in effect.conditions):
+                for condition in effect.conditions:
+                    guards.extend(self._guards(condition, True))
+            for extended in self._bindings(effect.parameters, binding, guards):
+                node = self._join(True, (self.condition(condition, extended) for condition in effect.conditions))
                 if node is not False:
-                    self._keep(len(effect.add) + len(effect.delete) + len(effect.updates))
-                    yield GroundEffect(
-                        node,
-                        tuple(bound_atom(atom, inner) for atom in effect.add),
-                        tuple(bound_atom(atom, inner) for atom in effect.delete),
-                        tuple(self._update(update, inner) for update in effect.updates),
-                    )
+                    self._count_parts(len(effect.add) + len(effect.delete) + len(effect.updates))
+                    yield self._effect(node, effect, extended)
+
+    def _effect(self, condition: Node, effect: ActionSchema | Effect, binding: Binding) -> GroundEffect:
+        return GroundEffect(
+            condition,
+            tuple([bound_atom(atom, binding) for atom in effect.add]),
+            tuple([bound_atom(atom, binding) for atom in effect.delete]),
+            tuple([self._update(update, binding) for update in effect.updates]),
+        )
 
     def _update(self, update: Update, binding: Binding) -> Update:
         amount = self._expression(update.amount, binding)
@@ -311,13 +355,15 @@ class Grounder:
         if is_number(expression):
             return expression
         if isinstance(expression, Operation):
-            self._spend()
-            parts = tuple(self._expression(part, binding) for part in expression.arguments)
-            filled = Operation(expression.operator, parts)
-            return evaluate(filled, {}) if all(map(is_number, parts)) else filled
+            self._count_look()
+            arguments = tuple(self._expression(argument, binding) for argument in expression.arguments)
+            operation = Operation(expression.operator, arguments)
+            return evaluate(operation, {}) if all(map(is_number, arguments)) else operation
         atom = bound_atom(expression, binding)
-        value = None if atom[0] in self._changing else self._problem.values.get(atom)
-        return atom if value is None else value
+        if atom[0] in self._changing:
+            return atom
+        # A function without a value stays, and fails whoever reads it.
+        return self._problem.values.get(atom, atom)
 
 
 def bindings_of(parameters: Sequence[Parameter], names: Sequence[str]) -> dict[str, str]:

@@ -5,13 +5,13 @@ from itertools import groupby
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Literal
-from jaxppo.planning.language.numeric import UndefinedNumberError, compare, evaluate, updated
+from jaxppo.planning.language.numeric import UndefinedNumberError, Update, compare, evaluate, updated
 from jaxppo.planning.language.scope import Atom
 from jaxppo.planning.language.task import Problem
-from jaxppo.planning.validate.ground import Body, Derived, Extras, Ground, Node, Test
+from jaxppo.planning.validate.ground import DerivedLiteral, Extras, GroundComparison, GroundJunction, Node
 from jaxppo.planning.validate.grounding import MAX_RULES, Grounder
 
-# How much one plan may cost: about a second of evaluating what goes beyond STRIPS.
+# How much one plan may cost: about a second of evaluating conditions and effects beyond STRIPS.
 MAX_WORK = 2_000_000
 # Filling in a part of a formula takes about as long as evaluating this many.
 GROUNDING_WORK = 4
@@ -21,11 +21,11 @@ class WorkLimitError(Exception):
     """A plan needs more than `MAX_WORK`."""
 
 
-class Batch(NamedTuple):
+class AtomBatch(NamedTuple):
     """Derived atoms that are computed together.
 
     Attributes:
-        strata: the atoms, stratum after stratum, and those that others use in front of these.
+        strata: the atoms, stratum after stratum, each after those that it uses.
         uses: the batches that must be computed before.
         cost: the work of filling in their rules.
     """
@@ -38,22 +38,19 @@ class Batch(NamedTuple):
 class Rules:
     """The ground rules of a problem, as far as plans have asked for them.
 
-    An atom that is asked for makes a batch, with all that it depends on and that is in no batch yet.
+    An atom that is asked for makes a batch, with all atoms that it depends on and that are in no batch yet. So a batch
+    depends on older batches only, and of a problem with many derived atoms only those are computed that a plan reads.
+
+    Attributes:
+        grounder: fills in the bodies of rules.
+        batches: the batches so far; their numbers are their places here.
     """
 
     def __init__(self, problem: Problem, grounder: Grounder):
+        self.grounder = grounder
+        self.batches: list[AtomBatch] = []
         self._strata = problem.domain.strata
-        self._grounder = grounder
-        self._batch_of: dict[Atom, int] = {}
-        self._batches: list[Batch] = []
-
-    def body(self, atom: Atom) -> Body:
-        """Return when a derived atom holds."""
-        return self._grounder.body(atom)
-
-    def batch(self, number: int) -> Batch:
-        """Return a batch by its number."""
-        return self._batches[number]
+        self._batch_numbers: dict[Atom, int] = {}
 
     def batch_of(self, atom: Atom) -> int:
         """Return the number of the batch that a derived atom belongs to.
@@ -61,41 +58,49 @@ class Rules:
         Raises:
             UnsupportedPddlError: it depends on too many others.
         """
-        if atom not in self._batch_of:
+        if atom not in self._batch_numbers:
             atoms, uses, cost = self._depth_first(atom)
+            # A stable sort: within a stratum the depth-first order stays, so that few passes reach the fixed point.
             atoms.sort(key=lambda member: self._strata[member[0]])
             strata = groupby(atoms, key=lambda member: self._strata[member[0]])
-            batch = Batch(tuple(tuple(members) for _, members in strata), frozenset(uses), cost)
-            self._batch_of.update(dict.fromkeys(atoms, len(self._batches)))
-            self._batches.append(batch)
-        return self._batch_of[atom]
+            batch = AtomBatch(tuple(tuple(members) for _, members in strata), frozenset(uses), cost)
+            self._batch_numbers.update(dict.fromkeys(atoms, len(self.batches)))
+            self.batches.append(batch)
+        return self._batch_numbers[atom]
 
     def _depth_first(self, atom: Atom) -> tuple[list[Atom], set[int], int]:
-        """List the atoms of a new batch, those used in front of those that use them; the older batches; the work."""
+        """List the atoms of a new batch, each after those that it uses; the older batches used; the work."""
         order: list[Atom] = []
         uses: set[int] = set()
-        seen = {atom}
-        cost = self.body(atom).cost
-        stack = [(atom, _derived_in(self.body(atom).node))]
+        visited = {atom}
+        body = self.grounder.body(atom)
+        cost = body.cost
+        # With a stack of its own: a chain of rules may be longer than Python recurses.
+        stack = [(atom, _derived_in(body.node))]
         while stack:
-            current, waiting = stack[-1]
-            used = next(waiting, None)
+            current, unvisited = stack[-1]
+            used = next(unvisited, None)
             if used is None:
                 order.append(current)
                 stack.pop()
-            elif used in self._batch_of:
-                uses.add(self._batch_of[used])
-            elif used not in seen:
-                seen.add(used)
-                stack.append((used, _derived_in(self.body(used).node)))
-                cost += self.body(used).cost
+            elif used in self._batch_numbers:
+                uses.add(self._batch_numbers[used])
+            elif used not in visited:
+                visited.add(used)
+                body = self.grounder.body(used)
+                stack.append((used, _derived_in(body.node)))
+                cost += body.cost
                 if cost > MAX_RULES:
-                    self._grounder.refuse()
+                    self.grounder.refuse()
         return order, uses, cost
 
 
 class State:
     """A state that steps change in place.
+
+    Derived atoms are no part of it. A batch of them is computed when a condition first reads one, as the least fixed
+    point of its rules: all atoms begin as false, and the rules are applied until nothing changes. This goes stratum by
+    stratum, because a rule may read the negation of an atom only once that atom is final. `apply` forgets all of it.
 
     Attributes:
         facts: the atoms that hold; those of derived predicates are not among them.
@@ -103,15 +108,17 @@ class State:
         work: what evaluating has cost so far.
     """
 
-    __slots__ = ("_computed", "_known", "_paid", "_rules", "facts", "values", "work")
+    __slots__ = ("_computed", "_derived", "_paid", "_rules", "facts", "values", "work")
 
     def __init__(self, problem: Problem, rules: Rules):
         self.facts = set(problem.init)
         self.values = dict(problem.values)
         self.work = 0
         self._rules = rules
-        self._known: dict[Atom, bool | None] = {}
+        # None: the rules of the atom read a function without a value.
+        self._derived: dict[Atom, bool | None] = {}
         self._computed: set[int] = set()
+        # A plan pays for filling in a batch once, although each step may make it compute the batch again.
         self._paid: set[int] = set()
 
     def holds(self, node: Node) -> bool:
@@ -122,30 +129,34 @@ class State:
             UnsupportedPddlError: it depends on too many derived atoms.
             WorkLimitError: the plan has cost too much.
         """
-        if isinstance(node, Literal):  # no `match`: this is where the time goes
+        # The most frequent first, and no `match`, which is slower: this is where the time goes.
+        if isinstance(node, Literal):
             return (node.atom in self.facts) is node.positive
-        if isinstance(node, Derived):
-            return self._derived(node.atom) is node.positive
-        if isinstance(node, Ground):
-            decided = node.word == "or"
+        if isinstance(node, DerivedLiteral):
+            return self._holds_derived(node.atom) is node.positive
+        if isinstance(node, GroundJunction):
+            decisive = node.word == "or"
             for part in node.parts:
-                if self.holds(part) is decided:
-                    return decided
-            return not decided
-        if isinstance(node, Test):
+                if self.holds(part) is decisive:
+                    return decisive
+            return not decisive
+        if isinstance(node, GroundComparison):
             operator, left, right, positive = node
             return compare(operator, evaluate(left, self.values), evaluate(right, self.values)) is positive
         return node
 
     def apply(self, extras: Extras, delete: frozenset[Atom], add: frozenset[Atom]) -> None:
-        """Do what a step does, beside its effect on atoms that is given: all conditions are read before.
+        """Apply a step: the effects of its extras, and the atoms that it always deletes and adds.
 
         Raises:
             UndefinedNumberError: a condition of an effect reads a function without a value.
             UpdateError: its changes of numbers contradict each other or read a function without a value.
         """
+        # All conditions and amounts are read in the old state, and all deletions come before any addition.
         effects = [effect for effect in extras.effects if self.holds(effect.condition)]
-        updates = [update for effect in effects for update in effect.updates]
+        updates: list[Update] = []
+        for effect in effects:
+            updates.extend(effect.updates)
         if updates:
             self.values.update(updated(updates, self.values))
         self.facts -= delete
@@ -154,7 +165,8 @@ class State:
         self.facts |= add
         for effect in effects:
             self.facts.update(effect.add)
-        self._known.clear()  # what followed by the rules may follow no longer
+        # What the rules gave before the step may be wrong after it.
+        self._derived.clear()
         self._computed.clear()
 
     def spend(self, work: int) -> None:
@@ -167,50 +179,57 @@ class State:
         if self.work > MAX_WORK:
             raise WorkLimitError
 
-    def _derived(self, atom: Atom) -> bool:
-        if atom not in self._known:  # of the batch that is being computed all atoms are known, as far as it got
+    def _holds_derived(self, atom: Atom) -> bool:
+        # While a batch is computed all its atoms have a value, so this does not start to compute it again.
+        if atom not in self._derived:
             self._derive(atom)
-        known = self._known[atom]
-        if known is None:
+        value = self._derived[atom]
+        if value is None:
             raise UndefinedNumberError(atom)
-        return known
+        return value
 
     def _derive(self, atom: Atom) -> None:
-        """Compute an atom's batch, and those that it uses, first."""
+        """Compute the batch of an atom, after those that it uses."""
         stack = [self._rules.batch_of(atom)]
         while stack:
-            batch = self._rules.batch(stack[-1])
+            number = stack[-1]
+            batch = self._rules.batches[number]
             missing = batch.uses - self._computed
             if missing:
                 stack.extend(missing)
                 continue
-            number = stack.pop()
+            stack.pop()
+            # Two batches may use the same one, which is on the stack twice then.
             if number not in self._computed:
                 self._computed.add(number)
                 self._compute(number, batch)
 
-    def _compute(self, number: int, batch: Batch) -> None:
+    def _compute(self, number: int, batch: AtomBatch) -> None:
         """Compute the least fixed point of the rules of a batch, stratum after stratum."""
         if number not in self._paid:
             self._paid.add(number)
             self.spend(GROUNDING_WORK * batch.cost)
         for stratum in batch.strata:
-            self._known.update(dict.fromkeys(stratum, False))
-            while self._advance(stratum):
+            self._derived.update(dict.fromkeys(stratum, False))
+            while self._apply_rules(stratum):
                 pass
 
-    def _advance(self, pending: Sequence[Atom]) -> bool:
-        """Apply the rules of these atoms once; whether a new one holds."""
+    def _apply_rules(self, stratum: Sequence[Atom]) -> bool:
+        """Apply the rules of these atoms once; return whether anything changed."""
         changed = False
-        for atom in pending:
-            if not self._known[atom]:
-                node, _, size = self._rules.body(atom)
-                self.spend(size)
-                before, self._known[atom] = self._known[atom], self._try(node)
-                changed = changed or self._known[atom] is not before
+        for atom in stratum:
+            previous = self._derived[atom]
+            # What holds once holds for good: within a stratum no rule reads the negation of its atoms.
+            if previous:
+                continue
+            body = self._rules.grounder.body(atom)
+            self.spend(body.size)
+            value = self._holds_if_defined(body.node)
+            self._derived[atom] = value
+            changed = changed or value is not previous
         return changed
 
-    def _try(self, node: Node) -> bool | None:
+    def _holds_if_defined(self, node: Node) -> bool | None:
         try:
             return self.holds(node)
         except UndefinedNumberError:
@@ -218,8 +237,8 @@ class State:
 
 
 def _derived_in(node: Node) -> Iterator[Atom]:
-    if isinstance(node, Derived):
+    if isinstance(node, DerivedLiteral):
         yield node.atom
-    elif isinstance(node, Ground):
+    elif isinstance(node, GroundJunction):
         for part in node.parts:
             yield from _derived_in(part)

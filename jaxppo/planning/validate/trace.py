@@ -1,10 +1,10 @@
-"""A plan step by step: what each step needs, adds and deletes, and which conditions of the goal hold behind it."""
+"""A plan step by step: what each step needs, adds and deletes, and which conditions of the goal hold after it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Binding, Condition, write_condition
-from jaxppo.planning.language.numeric import UndefinedNumberError, Values
+from jaxppo.planning.language.numeric import UndefinedNumberError
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
@@ -15,7 +15,7 @@ from jaxppo.planning.validate.states import Rules, State
 from jaxppo.planning.validate.validator import execute
 
 
-class Check(NamedTuple):
+class ConditionCheck(NamedTuple):
     """A condition, as PDDL, and whether it holds."""
 
     text: str
@@ -28,16 +28,16 @@ class TraceStep(NamedTuple):
     Attributes:
         action: the operator and its arguments.
         preconditions: the conditions it joins, in the state before it; none where the step is wrong by itself.
-        added: atoms that hold behind it and did not before.
-        deleted: atoms that held before and do not behind it.
+        added: atoms that hold after it and did not before.
+        deleted: atoms that held before and do not after it.
         numbers: functions that it changes, with their new values.
-        goals: whether each condition of the goal holds behind it.
+        goals: whether each condition of the goal holds after it.
         error: why it cannot be applied; None where it was. Only the last step of a trace has one.
         failed_condition: what does not hold, where a precondition fails; see `PlanVerdict.failed_condition`.
     """
 
     action: Action
-    preconditions: tuple[Check, ...]
+    preconditions: tuple[ConditionCheck, ...]
     added: tuple[Atom, ...]
     deleted: tuple[Atom, ...]
     numbers: tuple[tuple[Atom, float], ...]
@@ -58,7 +58,7 @@ class Trace(NamedTuple):
 
     facts: tuple[Atom, ...]
     numbers: tuple[tuple[Atom, float], ...]
-    goals: tuple[Check, ...]
+    goals: tuple[ConditionCheck, ...]
     steps: tuple[TraceStep, ...]
 
 
@@ -88,12 +88,13 @@ def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
     Raises:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
-    executed = execute(problem, actions).executed_steps or 0  # None: evaluating it costs too much
-    return _Replay(problem).run(actions[: executed + 1], executed)
+    # None where evaluating the plan costs too much.
+    num_executed = execute(problem, actions).executed_steps or 0
+    return _Replay(problem).run(actions[: num_executed + 1], num_executed)
 
 
 def unmet_conditions(problem: Problem, actions: Sequence[Action]) -> Unmet:
-    """Carry out a plan and list all that does not hold where it stops; a verdict names only the first of it.
+    """Carry out a plan and list all conditions that do not hold where it stops; a verdict names only the first.
 
     Args:
         problem: from `parse_problem`.
@@ -103,87 +104,91 @@ def unmet_conditions(problem: Problem, actions: Sequence[Action]) -> Unmet:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
     verdict = execute(problem, actions)
-    executed = verdict.executed_steps or 0  # None: evaluating it costs too much
-    failing = actions[executed] if verdict.error is PlanError.PRECONDITION else None
-    return _Replay(problem).stopped(actions[:executed], failing)
+    # None where evaluating the plan costs too much.
+    num_executed = verdict.executed_steps or 0
+    failing = actions[num_executed] if verdict.error is PlanError.PRECONDITION else None
+    return _Replay(problem).unmet(actions[:num_executed], failing)
 
 
 class _Replay:
+    """Runs the steps that `execute` has found applicable once more, and writes down what each one does.
+
+    `execute` itself keeps no record, because it is what rewards wait for.
+    """
+
     def __init__(self, problem: Problem):
-        self._problem, self._grounder = problem, Grounder(problem)
+        self._problem = problem
+        self._grounder = Grounder(problem)
         self._state = State(problem, Rules(problem, self._grounder))
         self._goal: _Parts = list(self._grounder.goal_parts(problem.conditions, {}))
 
-    def run(self, actions: Sequence[Action], executed: int) -> Trace:
-        """Apply the first `executed` actions; one behind them is the step that fails."""
-        facts, numbers = tuple(sorted(self._state.facts)), tuple(self._state.values.items())
-        goals = self._goal_checks()
-        steps = [self._applied(action) for action in actions[:executed]]
-        if len(actions) > executed:
+    def run(self, actions: Sequence[Action], num_executed: int) -> Trace:
+        """Apply the first `num_executed` actions; one after them is the step that fails."""
+        facts = tuple(sorted(self._state.facts))
+        numbers = tuple(self._state.values.items())
+        goals = self._checks(self._goal)
+        steps = [self._applied(action) for action in actions[:num_executed]]
+        if len(actions) > num_executed:
             steps.append(self._failing(actions))
         return Trace(facts, numbers, goals, tuple(steps))
 
-    def stopped(self, executed: Sequence[Action], failing: Action | None) -> Unmet:
-        """Apply actions, and look at the state behind them."""
+    def unmet(self, executed: Sequence[Action], failing: Action | None) -> Unmet:
+        """Apply actions, and look at the state after them."""
         for action in executed:
             self._apply(action)
         preconditions = self._preconditions(failing) if failing is not None else ()
-        missing = [
-            tuple(check.text for check in checks if not check.holds) for checks in (preconditions, self._goal_checks())
-        ]
-        return Unmet(*missing)
+        return Unmet(_false_conditions(preconditions), _false_conditions(self._checks(self._goal)))
 
     def _apply(self, action: Action) -> None:
         step = self._grounder.step(action)
-        self._state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)  # which forgets what followed by the rules
+        # Also for a plain step, unlike in `execute`: here derived atoms were read before it and have to be forgotten.
+        self._state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)
 
     def _applied(self, action: Action) -> TraceStep:
-        preconditions, state = self._preconditions(action), self._state
-        facts, values = set(state.facts), dict(state.values)
+        preconditions = self._preconditions(action)
+        state = self._state
+        old_facts = set(state.facts)
+        old_values = dict(state.values)
         self._apply(action)
+        numbers = [(name, float(value)) for name, value in state.values.items() if old_values.get(name) != value]
         return TraceStep(
             action,
             preconditions,
-            tuple(sorted(state.facts - facts)),
-            tuple(sorted(facts - state.facts)),
-            _changed(values, state.values),
-            self._goals(),
+            added=tuple(sorted(state.facts - old_facts)),
+            deleted=tuple(sorted(old_facts - state.facts)),
+            numbers=tuple(numbers),
+            goals=self._goals(),
         )
 
     def _failing(self, actions: Sequence[Action]) -> TraceStep:
-        action, verdict = actions[-1], execute(self._problem, actions)
-        legal = check_action(self._problem, action) is None
-        preconditions = self._preconditions(action) if legal else ()
-        reason = (verdict.error, verdict.failed_condition)
-        return TraceStep(action, preconditions, (), (), (), self._goals(), *reason)
+        action = actions[-1]
+        verdict = execute(self._problem, actions)
+        is_legal = check_action(self._problem, action) is None
+        preconditions = self._preconditions(action) if is_legal else ()
+        return TraceStep(action, preconditions, (), (), (), self._goals(), verdict.error, verdict.failed_condition)
 
-    def _preconditions(self, action: Action) -> tuple[Check, ...]:
+    def _preconditions(self, action: Action) -> tuple[ConditionCheck, ...]:
         schema = self._problem.domain.actions[action[0]]
         binding = bindings_of(schema.parameters, action[1:])
         return self._checks([(condition, binding) for condition in schema.precondition])
 
     def _goals(self) -> tuple[bool, ...]:
-        return tuple(check.holds for check in self._goal_checks())
+        return tuple(check.holds for check in self._checks(self._goal))
 
-    def _goal_checks(self) -> tuple[Check, ...]:
-        return self._checks(self._goal)
-
-    def _checks(self, parts: _Parts) -> tuple[Check, ...]:
-        return tuple(Check(write_condition(*part), self._holds(*part)) for part in parts)
+    def _checks(self, parts: _Parts) -> tuple[ConditionCheck, ...]:
+        return tuple(ConditionCheck(write_condition(*part), self._holds(*part)) for part in parts)
 
     def _holds(self, condition: Condition, binding: Binding) -> bool:
         """Return whether a condition holds; one that reads a function without a value does not."""
         self._grounder.start()
-        self._state.work = 0  # `execute` has said that the plan is not too much; here more is asked, step by step
+        # `execute` has found that the plan does not cost too much. A trace evaluates more, step by step, so each
+        # condition has the whole limit for itself.
+        self._state.work = 0
         try:
             return self._state.holds(self._grounder.condition(condition, binding))
         except UndefinedNumberError:
             return False
 
 
-def _false_ones(checks: Sequence[Check]) -> tuple[str, ...]:
+def _false_conditions(checks: Sequence[ConditionCheck]) -> tuple[str, ...]:
     return tuple(check.text for check in checks if not check.holds)
-
-
-def _changed(before: Values, after: Values) -> tuple[tuple[Atom, float], ...]:
-    return tuple((function, float(value)) for function, value in after.items() if before.get(function) != value)

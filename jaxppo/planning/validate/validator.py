@@ -1,7 +1,10 @@
 """Plan execution in this process: typing, ADL, numeric fluents and action costs, derived predicates.
 
-Agrees with VAL on every plan that is a list of known actions, except on purpose (`docs/validator.md` has the table):
-what VAL guesses, ignores or crashes on is refused here.
+Agrees with VAL on every plan that is a list of the domain's actions, with the exceptions in `docs/validator.md`: what
+VAL guesses, ignores or crashes on is refused here.
+
+A training run judges thousands of plans for the same problems. So what a problem and its steps demand is filled in once
+and cached, and running a plan is set operations on what the cache holds.
 
 Source: Howey, Long and Fox, VAL: automatic plan validation, ICTAI 2004; Fox and Long, PDDL2.1, JAIR 20 (2003).
 """
@@ -25,16 +28,26 @@ from jaxppo.planning.validate.states import GROUNDING_WORK, Rules, State, WorkLi
 
 
 class _Goal(NamedTuple):
-    """A goal's conditions: the plain ones apart, since they are checked fastest."""
+    """The conditions of a goal: literals apart, since they are checked fastest.
+
+    Attributes:
+        true: atoms that must hold.
+        false: atoms that must not.
+        compound: the other conditions.
+        parts: all conditions in their order, to name the first that does not hold.
+    """
 
     true: tuple[Atom, ...]
     false: tuple[Atom, ...]
-    others: tuple[Node, ...]
+    compound: tuple[Node, ...]
     parts: tuple[tuple[Condition, Binding], ...]
 
 
 class _Task(NamedTuple):
-    """What is computed once per problem; `steps` and `grounder` grow with what plans use, in one thread at a time."""
+    """What is computed once per problem, and shared by all its plans.
+
+    `steps`, `rules` and `grounder` grow with what plans use; `lock` keeps other threads out of them.
+    """
 
     problem: Problem
     goal: _Goal
@@ -49,8 +62,8 @@ class Visit(NamedTuple):
 
     Attributes:
         state: equal for equal states: what holds, and the numbers where conditions compare some.
-        goals_reached: how many of the goal's conditions hold.
-        goals: how many there are.
+        goals_reached: how many conditions of the goal hold.
+        goals: how many conditions the goal has.
     """
 
     state: tuple[frozenset[Atom], frozenset[tuple[Atom, float]]]
@@ -69,7 +82,7 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
     """Run a plan: `state := (state - delete) | add` at each step, all conditions being read before it.
 
     As in VAL, every step is checked against the domain first (operator, arity, objects, types): the first wrong one is
-    the reason, even behind a step with a false precondition. Steps are applied up to the first that is wrong in either
+    the reason, even after a step with a false precondition. Steps are applied up to the first that is wrong in either
     way. The empty plan is executable, and valid where the goal holds at once.
 
     A plan whose evaluation costs too much (see `states.MAX_WORK`; never in STRIPS) gets `VALIDATOR_TIMEOUT`.
@@ -83,11 +96,11 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
     """
     task = _task(problem)
     with task.lock:
-        legal, wrong = _legal_steps(task, actions)
+        steps, error = _legal_steps(task, actions)
         state = State(problem, task.rules)
         try:
-            stop = _run(task, state, actions, legal)
-            return _verdict(task, state, len(legal), wrong, stop)
+            stop = _run(task, state, actions, steps)
+            return _verdict(task, state, len(steps), error, stop)
         except WorkLimitError:
             return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
 
@@ -102,24 +115,26 @@ def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
     Raises:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
-    task, numbers_matter = _task(problem), compares_numbers(problem)
+    task = _task(problem)
+    numbers_matter = compares_numbers(problem)
     visits: list[Visit] = []
     with task.lock:
-        legal, _ = _legal_steps(task, actions)
+        steps, _ = _legal_steps(task, actions)
         state = State(problem, task.rules)
         try:
-            for number in range(len(legal) + 1):
-                visits.append(_visit(task, state, numbers_matter))
-                if number == len(legal) or _run(task, state, actions[number : number + 1], legal[number : number + 1]):
+            visits.append(_visit(task, state, numbers_matter))
+            for number, step in enumerate(steps):
+                if _run(task, state, actions[number : number + 1], [step]) is not None:
                     break
+                visits.append(_visit(task, state, numbers_matter))
         except WorkLimitError:
-            pass  # the states so far are as good as any
+            pass  # the states so far are right
     return visits
 
 
 def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
     values = frozenset(state.values.items()) if numbers_matter else frozenset()
-    return Visit((frozenset(state.facts), values), _reached(task, state), len(task.goal.parts))
+    return Visit((frozenset(state.facts), values), _count_reached(task, state), len(task.goal.parts))
 
 
 @lru_cache(maxsize=4096)
@@ -132,22 +147,28 @@ def _goal(problem: Problem, grounder: Grounder) -> _Goal:
     parts = tuple(grounder.goal_parts(problem.conditions, {}))
     true: list[Atom] = []
     false: list[Atom] = []
-    others: list[Node] = []
+    compound: list[Node] = []
     for condition, binding in parts:
         node = grounder.condition(condition, binding)
-        if isinstance(node, Literal):
-            (true if node.positive else false).append(node.atom)
+        if not isinstance(node, Literal):
+            compound.append(node)
+        elif node.positive:
+            true.append(node.atom)
         else:
-            others.append(node)
-    return _Goal(tuple(true), tuple(false), tuple(others), parts)
+            false.append(node.atom)
+    return _Goal(tuple(true), tuple(false), tuple(compound), parts)
 
 
 def _legal_steps(task: _Task, actions: Sequence[Action]) -> tuple[list[Step | None], PlanError | None]:
-    """Take the steps in front of the first wrong one (None for one not filled in yet), and what is wrong with that."""
+    """Return the steps before the first wrong one, and what is wrong with that.
+
+    A step is None where no plan has used it yet: it is filled in only once the plan reaches it.
+    """
     steps: list[Step | None] = []
-    known = task.steps.get
+    cached_step = task.steps.get
     for action in actions:
-        step = known(action)
+        step = cached_step(action)
+        # An action in the cache has passed this check before.
         if step is None:
             error = check_action(task.problem, action)
             if error is not None:
@@ -157,7 +178,11 @@ def _legal_steps(task: _Task, actions: Sequence[Action]) -> tuple[list[Step | No
 
 
 def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step | None]) -> _Stop | None:
-    """Apply steps up to the first that cannot be applied."""
+    """Apply steps up to the first that cannot be applied.
+
+    The whole of judging STRIPS is this loop: two set comparisons and two set operations a step, on sets that the cache
+    holds ready. So it calls no function for them.
+    """
     facts = state.facts
     for number, step in enumerate(steps):
         if step is None:
@@ -166,8 +191,9 @@ def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step 
         if not (true <= facts and false.isdisjoint(facts)):
             return _Stop(number, _false_condition(task, state, actions[number]))
         if extras is None:
+            # Derived atoms need not be forgotten: only steps with extras read any, and those forget them at their end.
             facts -= delete
-            facts |= add  # nothing derived is known here: only steps with extras ask, and forget in the end
+            facts |= add
         elif reason := _apply(task, state, actions[number], step, extras):
             return _Stop(number, reason)
     return None
@@ -177,7 +203,8 @@ def _step(task: _Task, state: State, action: Action) -> Step:
     """Fill in an operator, unless an earlier step of the plan has done so."""
     step = task.steps.get(action)
     if step is None:
-        step = task.steps[action] = task.grounder.step(action)
+        step = task.grounder.step(action)
+        task.steps[action] = step
         state.spend(GROUNDING_WORK * step.cost)
     return step
 
@@ -186,9 +213,10 @@ def _apply(task: _Task, state: State, action: Action, step: Step, extras: Extras
     """Apply a step that goes beyond STRIPS; where it cannot be applied, say why."""
     state.spend(extras.size)
     try:
-        if not all(map(state.holds, extras.conditions)):
-            return _false_condition(task, state, action)
+        applicable = all(map(state.holds, extras.conditions))
     except UndefinedNumberError:
+        applicable = False
+    if not applicable:
         return _false_condition(task, state, action)
     try:
         state.apply(extras, step.delete, step.add)
@@ -207,14 +235,15 @@ def _false_condition(task: _Task, state: State, action: Action) -> str:
 
 
 def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Binding]]) -> str:
+    # Filled in anew from the text: the cached steps have lost the order of conditions, and their words.
     for condition, binding in parts:
         task.grounder.start()
-        if not _surely(state, task.grounder.condition(condition, binding)):
+        if not _holds(state, task.grounder.condition(condition, binding)):
             return write_condition(condition, binding)
     raise AssertionError("expected a condition that does not hold")
 
 
-def _surely(state: State, node: Node) -> bool:
+def _holds(state: State, node: Node) -> bool:
     """Return whether a condition holds; one that reads a function without a value does not."""
     try:
         return state.holds(node)
@@ -222,34 +251,47 @@ def _surely(state: State, node: Node) -> bool:
         return False
 
 
-def _verdict(task: _Task, state: State, n_legal: int, wrong: PlanError | None, stop: _Stop | None) -> PlanVerdict:
-    reached = _reached(task, state)
-    executed = n_legal if stop is None else stop.step
-    progress = {"executed_steps": executed, "goals_reached": reached, "goals": len(task.goal.parts)}
-    if wrong is not None:
-        return PlanVerdict.refused(wrong, n_legal + 1, **progress)
+def _verdict(task: _Task, state: State, num_legal: int, error: PlanError | None, stop: _Stop | None) -> PlanVerdict:
+    """Judge a plan by where it stopped.
+
+    Args:
+        task: the problem.
+        state: the state where execution stopped.
+        num_legal: how many steps come before the first one that is wrong by itself.
+        error: what is wrong with that; None where no step is.
+        stop: why execution ended before; None where it did not.
+    """
+    num_goals = len(task.goal.parts)
+    num_reached = _count_reached(task, state)
+    num_executed = num_legal if stop is None else stop.step
+    progress = {"executed_steps": num_executed, "goals_reached": num_reached, "goals": num_goals}
+    # First, for VAL checks the whole plan against the domain before it runs any step.
+    if error is not None:
+        return PlanVerdict.refused(error, num_legal + 1, **progress)
     if stop is not None:
         return PlanVerdict.refused(PlanError.PRECONDITION, stop.step + 1, failed_condition=stop.condition, **progress)
-    cost, without_value = _cost(task.problem, state, executed)
-    missed = without_value if reached == len(task.goal.parts) else _first_false(task, state, task.goal.parts)
-    return PlanVerdict.executed(missed is None, failed_condition=missed, cost=cost, **progress)
+    cost, failed_condition = _cost(task.problem, state, num_executed)
+    if num_reached < num_goals:
+        failed_condition = _first_false(task, state, task.goal.parts)
+    return PlanVerdict.executed(failed_condition is None, failed_condition=failed_condition, cost=cost, **progress)
 
 
-def _reached(task: _Task, state: State) -> int:
-    """Count the goal's conditions that hold."""
-    facts, goal = state.facts, task.goal
+def _count_reached(task: _Task, state: State) -> int:
+    """Count the conditions of the goal that hold."""
+    facts = state.facts
+    goal = task.goal
     reached = sum([atom in facts for atom in goal.true]) + sum([atom not in facts for atom in goal.false])
-    if goal.others:
-        reached += sum([_surely(state, node) for node in goal.others])
+    if goal.compound:
+        reached += sum([_holds(state, node) for node in goal.compound])
     return reached
 
 
-def _cost(problem: Problem, state: State, n_steps: int) -> tuple[float | None, str | None]:
-    """Compute the metric, or name the function without a value that it reads."""
+def _cost(problem: Problem, state: State, num_steps: int) -> tuple[float | None, str | None]:
+    """Compute the metric, or name the function without a value that it reads, which makes a plan invalid."""
     if problem.metric is None:
-        return float(n_steps), None
+        return float(num_steps), None
     try:
-        cost = float(evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(n_steps)}))
+        cost = float(evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(num_steps)}))
     except UndefinedNumberError as error:
         return None, write_expression(error.args[0])
     return (cost if math.isfinite(cost) else None), None

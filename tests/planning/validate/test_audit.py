@@ -90,7 +90,7 @@ def test_a_disagreement_is_saved_once_and_counted_each_time_and_so_many_are_kept
     assert Audit(1.0, 0, None).check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])  # no folder
     assert Audit(1.0, 0, None).check([CASE], [UNJUDGED]) == AuditResult(1, 0, 1, [])
     # So many are kept, where a folder can be written.
-    monkeypatch.setattr(audit, "MOST_SAVED", 3)
+    monkeypatch.setattr(audit, "MAX_SAVED", 3)
     (tmp_path / "found" / ".unfinished-old").mkdir(parents=True)  # left by a run that was killed: not counted
     result = Audit(1.0, 0, tmp_path / "found").check(LETTERS[:5], [MISSED] * 5)
     assert (result.disagreements, len(result.saved)) == (5, 3)

@@ -8,7 +8,7 @@ from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
-from jaxppo.planning.validate.trace import Check, trace
+from jaxppo.planning.validate.trace import ConditionCheck, trace
 from tests.planning.towers import towers_problem
 
 CHAIN = parse_domain("""(define (domain chain) (:requirements :derived-predicates :fluents)
@@ -33,7 +33,7 @@ def test_trace_of_a_valid_plan_and_of_plans_that_stop_by_hand():
     plan = [("unstack", "b", "a"), ("put-down", "b"), ("pick-up", "a"), ("stack", "a", "b")]
     done = trace(UPSIDE_DOWN, plan)
     assert done.facts == (("clear", "b"), ("handempty",), ("on", "b", "a"), ("ontable", "a"))
-    assert done.goals == (Check("(ontable b)", False), Check("(on a b)", False))
+    assert done.goals == (ConditionCheck("(ontable b)", False), ConditionCheck("(on a b)", False))
     first, *_, last = done.steps
     assert first.added == (("clear", "a"), ("holding", "b"))
     assert first.deleted == (("clear", "b"), ("handempty",), ("on", "b", "a"))
