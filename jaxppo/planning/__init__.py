@@ -1,4 +1,4 @@
-"""Everything about planning problems and plans; no jax in here."""
+"""Planning problems and plans: read, judged, solved, generated and written as prompts; nothing here imports jax."""
 
 from jaxppo.planning.language.parse import Domain, Problem, UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import (

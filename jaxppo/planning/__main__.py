@@ -34,7 +34,7 @@ def build(arguments: list[str]) -> None:
 
 
 def import_problems(arguments: list[str]) -> None:
-    """Make a data set from what others made."""
+    """Make a data set from PDDL files, PlanBench or other rows."""
     from jaxppo.planning.datasets.config import ImportConfig
     from jaxppo.planning.importing.importers import import_problems
 
@@ -43,19 +43,20 @@ def import_problems(arguments: list[str]) -> None:
 
 
 def repair(arguments: list[str]) -> None:
-    """Make a data set to learn repair from."""
+    """Make a data set of invalid plans, what is wrong with them, and reference plans."""
     from jaxppo.planning.datasets.config import RepairDataConfig
     from jaxppo.planning.datasets.repair import build_repair
 
     config = parse_cli(RepairDataConfig, "planning repair", arguments)
     require(len(config.samples) > 0, "samples", "at least one file of answers", config.samples)
-    from jaxppo import data  # slow to import
+    # Slow to import, so only once the settings are right.
+    from jaxppo import data
 
     build_repair(config, data.load_split(config.data, config.data.train_split), Console(config.quiet))
 
 
 def inspect(arguments: list[str]) -> None:
-    """Show what there is."""
+    """Check a data set and show what it holds."""
     from jaxppo.planning.datasets.config import InspectConfig
     from jaxppo.planning.datasets.inspect import inspect_data
 
@@ -69,7 +70,8 @@ def push(arguments: list[str]) -> None:
 
     config = parse_flags(PushConfig, "planning push", arguments)
     files = {path.name: path for path in written_files(Path(config.folder))}
-    from jaxppo.hf import hub  # slow to import
+    # Slow to import, so only once the files are there.
+    from jaxppo.hf import hub
 
     Console().result(f"data set at {hub.push(files, config.hub_dataset_id, config.private, 'dataset')}")
 
@@ -81,9 +83,12 @@ def validate(arguments: list[str]) -> None:
     from jaxppo.planning.datasets.files import decode_text, read_text
 
     config = parse_flags(ValidateConfig, "planning validate", arguments)
-    domain, problem = (read_text(Path(path)) for path in (config.domain, config.problem))
-    is_piped = config.plan == "-"
-    plan = decode_text(sys.stdin.buffer.read(), "standard input") if is_piped else read_text(Path(config.plan))
+    domain = read_text(Path(config.domain))
+    problem = read_text(Path(config.problem))
+    if config.plan == "-":
+        plan = decode_text(sys.stdin.buffer.read(), "standard input")
+    else:
+        plan = read_text(Path(config.plan))
     check = check_plan(domain, problem, plan, config.val)
     Console().result(json.dumps(check_as_json(check)) if config.json else check_as_text(check))
     if not check.verdict.valid:
@@ -91,19 +96,20 @@ def validate(arguments: list[str]) -> None:
 
 
 def solve(arguments: list[str]) -> None:
-    """Print a plan for one problem; the exit status says whether there is one."""
+    """Print a plan for one problem; the exit status says whether one was found."""
     from jaxppo.planning.datasets.config import SolveConfig
     from jaxppo.planning.datasets.files import read_text
     from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, write_plan
 
     config = parse_flags(SolveConfig, "planning solve", arguments)
-    domain, problem = (read_text(Path(path)) for path in (config.domain, config.problem))
+    domain = read_text(Path(config.domain))
+    problem = read_text(Path(config.problem))
     planner = config.planner
+    # An unknown planner passes here: `find_plans` names those that exist.
     if config.optimal and planner in PLANNERS and not PLANNERS[planner].optimal:
         planner = f"{planner}-optimal"
-        require(
-            planner in PLANNERS, "optimal", f"a planner that has a way to shortest plans, not {config.planner}", True
-        )
+        expected = f"a planner that has a way to shortest plans, not {config.planner}"
+        require(planner in PLANNERS, "optimal", expected, True)
     task = PlanTask(config.problem, domain, problem)
     (result,) = find_plans([task], planner=planner, timeout_s=config.planner_timeout_s, workers=1)
     if result.plan is None:
@@ -127,19 +133,19 @@ def run(arguments: Sequence[str]) -> None:
     """Run a sub-command.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no sub-command has that name.
     """
-    name, *rest = arguments or [""]
+    name, *flags = arguments or [""]
     if name in ("-h", "--help"):
         print(_USAGE)
         return
     if name not in COMMANDS:
         raise ConfigError(f"command: expected one of {', '.join(COMMANDS)}, got {name!r}{did_you_mean(name, COMMANDS)}")
     try:
-        COMMANDS[name](rest)
+        COMMANDS[name](flags)
     except KeyboardInterrupt:
         print("stopped; run the same command again to continue", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(130)  # as shells do: 128 and the number of SIGINT
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes that are ended with everything they started."""
+"""End a process together with all that it started."""
 
 import contextlib
 import os
@@ -11,12 +11,14 @@ from typing import Any
 def kill_group(process: subprocess.Popen[Any]) -> None:
     """Kill a process that leads a session, and all that it started.
 
-    Nothing happens once somebody has waited for the process: its number may belong to another one by then.
+    Nothing happens once somebody has waited for the process.
     """
+    # The system may have given its number to another process by then.
     if process.returncode is not None:
         return
     if sys.platform == "win32":
         process.kill()
     else:
+        # The group has ended already; macOS reports that as a missing permission.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

