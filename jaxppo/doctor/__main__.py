@@ -109,6 +109,7 @@ def _guarded(name: str, probe: Probe) -> Iterator[Check]:
 
 def installed_extras() -> dict[str, bool]:
     """Return for every extra whether its packages are installed; {} where that is unknown."""
+    # It reads the requirements; an installation that lacks it gets a failed check instead.
     if importlib.util.find_spec("packaging") is None:
         return {}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -118,6 +119,7 @@ def installed_extras() -> dict[str, bool]:
 
 def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
     """Print every check and the extras; return whether all that is required works."""
+    # Colours and a terminal's width are for people; what is written to a file is the same everywhere.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     current = None
@@ -126,6 +128,7 @@ def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
         if title != current:
             print(title if current is None else f"\n{title}")
             current = title
+        # At once, since the next check may take a minute to compile.
         print(_as_text(check, width, coloured), flush=True)
         statuses.append(check.status)
     print(f"\nWhat to install for what\n{_extras_table()}\n")
@@ -142,9 +145,11 @@ def _as_text(check: Check, width: int, coloured: bool) -> str:
     lines = textwrap.wrap(_printable(check.finding), text_width)
     for number, line in enumerate(textwrap.wrap(_printable(check.fix), text_width)):
         lines.append(f"{'   ' if number else '-> '}{line}")
+    # Colour codes take no place on the screen, so the status is padded before it gets them.
     status = f"{check.status:8}"
     if coloured:
         status = f"\x1b[{_COLOURS[check.status]}m{status}\x1b[0m"
+    # 11 columns come before the name: two blanks, eight of the status, one blank.
     return f"  {status} {check.name:{_INDENT - 11}}" + f"\n{' ' * _INDENT}".join(lines)
 
 

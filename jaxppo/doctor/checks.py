@@ -88,6 +88,7 @@ def packages() -> Iterator[Check]:
         yield Check("jaxppo", "failed", f"{__version__}, not installed", "pip install -e . in the folder of jaxppo")
         return
     yield Check("jaxppo", "ok", f"{__version__} at {Path(jaxppo.__file__).parent}")
+    # jaxlib is required by jax, not by jaxppo, and has to be in a bug report.
     fitting = [f"jaxlib {version_of('jaxlib')}"]
     for requirement in requirements("jaxppo"):
         name = requirement.name
@@ -223,6 +224,7 @@ def devices() -> Iterator[Check]:
     if limits:
         finding += f", {_size(min(limits))} each"
     yield Check("devices", "ok", finding)
+    # JAX falls back to the CPU when the plugin for an accelerator is missing, with a warning at most.
     if platform_name == "cpu":
         yield from _overlooked()
 

@@ -1,4 +1,8 @@
-"""The command: python -m jaxppo.planning validate|solve|build|import|repair|inspect|push [flags]."""
+"""The command: python -m jaxppo.planning validate|solve|build|import|repair|inspect|push [flags].
+
+Every sub-command imports what it needs by itself, so that `--help` and the check of one plan do not wait for the
+packages of all the others.
+"""
 
 import json
 import sys
@@ -108,8 +112,8 @@ def solve(arguments: list[str]) -> None:
     # An unknown planner passes here: `find_plans` names those that exist.
     if config.optimal and planner in PLANNERS and not PLANNERS[planner].optimal:
         planner = f"{planner}-optimal"
-        expected = f"a planner that has a way to shortest plans, not {config.planner}"
-        require(planner in PLANNERS, "optimal", expected, True)
+        requirement = f"a planner that has a way to shortest plans, not {config.planner}"
+        require(planner in PLANNERS, "optimal", requirement, True)
     task = PlanTask(config.problem, domain, problem)
     (result,) = find_plans([task], planner=planner, timeout_s=config.planner_timeout_s, workers=1)
     if result.plan is None:

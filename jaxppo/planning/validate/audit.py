@@ -25,7 +25,9 @@ MAX_SAVED = 100
 """Disagreements saved in a folder: more of them add nothing."""
 
 _LOG = logging.getLogger(__name__)
+# Verdicts that say nothing about the plan itself.
 _NO_VERDICT = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
+# Folders that are being written. A run that is killed leaves them, and they are not counted.
 _UNFINISHED = ".unfinished-"
 
 
@@ -94,7 +96,7 @@ class Audit:
             if verdict.error in _NO_VERDICT:
                 failed += 1
             elif val_verdict.error in _NO_VERDICT:
-                # What VAL is documented not to read is no failure of it.
+                # What VAL is known not to read is no failure that somebody should look at.
                 if deviation(*case):
                     deviations += 1
                 else:
@@ -126,12 +128,14 @@ class Audit:
 
 def _digest(case: Case) -> str:
     domain, problem, plan = case
+    # As a list, so that moving text from the end of one part to the start of the next gives another digest.
     content = json.dumps([domain, problem, format_plan(plan)])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _uniform(seed: int, digest: str) -> float:
     """Turn a digest into a number in [0, 1) that looks random."""
+    # No generator of random numbers: the sample must not depend on the order of plans, nor on where a run was resumed.
     first_bytes = hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]
     return int.from_bytes(first_bytes) / 2 ** (8 * len(first_bytes))
 
@@ -145,6 +149,7 @@ def _ask_val(cases: Sequence[Case], timeout_s: float) -> list[PlanVerdict]:
     try:
         return run_val_many(cases, timeout_s)
     except ValidatorError:
+        # Without VAL every single plan would fail in the same way.
         if find_val() is None:
             raise
     verdicts: list[PlanVerdict] = []

@@ -124,6 +124,7 @@ def sort_in(node: Node, true: set[Atom], false: set[Atom], compound: list[Node])
     ):
         for part in node.parts:
             sort_in(part, true, false, compound)
+    # The step stays, so that a plan which uses it fails by its precondition.
     elif node is False:
         true.add(NEVER)
     elif node is not True:

@@ -47,7 +47,7 @@ from jaxppo.planning.validate.templates import FactIndex, templates_of
 MAX_GROUNDING = 80_000
 # Most parts and choices of objects to look at for these, most of which static facts decide: about a second.
 MAX_LOOKS = 500_000
-# Most parts of all rules that an atom depends on.
+# Most parts of all rules that an atom depends on: the memory of a problem with many derived atoms.
 MAX_RULES = 160_000
 # Stands in a guard for a variable of an inner quantifier, and matches every object.
 _ANYTHING = "?"
@@ -56,6 +56,7 @@ _ANYTHING = "?"
 @lru_cache(maxsize=256)
 def changing(domain: Domain) -> frozenset[str]:
     """Collect the predicates and functions that some effect of the domain changes."""
+    # Everything else is static: the initial state decides it for good.
     names: set[str] = set()
     for schema in domain.actions.values():
         for effect in (schema, *schema.effects):
@@ -154,6 +155,7 @@ class Grounder:
         for condition in conditions:
             self._count_parts()
             if isinstance(condition, Quantified) and condition.word == "forall":
+                # Instance by instance, so that a verdict can count and name them one by one.
                 inner = tuple(conjuncts(condition.body))
                 for extended in self._bindings(condition.parameters, binding, ()):
                     yield from self.goal_parts(inner, extended)
@@ -164,6 +166,7 @@ class Grounder:
         """Fill in when a derived atom holds: the bodies of its rules, joined by `or`."""
         body = self._bodies.get(atom)
         if body is None:
+            # Each body has the limits for itself; all bodies together are limited by `MAX_RULES`.
             self.start()
             node = self._join(False, (self._rule_body(rule, atom) for rule in self._rules[atom[0]]))
             body = RuleBody(node, self._num_looks, size_of(node))
@@ -308,6 +311,7 @@ class Grounder:
         return [match for match in min(matches, key=len) if match in objects]
 
     def _objects_of(self, types: Types) -> dict[str, None]:
+        # Dictionaries for their order: quantifiers go through the objects as the problem declares them.
         if types not in self._objects:
             domain = self._problem.domain
             objects = self._problem.objects.items()

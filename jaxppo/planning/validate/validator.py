@@ -72,7 +72,12 @@ class Visit(NamedTuple):
 
 
 class _Stop(NamedTuple):
-    """Why execution ended before the plan did."""
+    """Why execution ended before the plan did.
+
+    Attributes:
+        step: 0-based index of the step that cannot be applied.
+        condition: what does not hold, as PDDL.
+    """
 
     step: int
     condition: str
@@ -133,10 +138,12 @@ def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
 
 
 def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
+    # A total cost that only grows would make every state a new one, so numbers count only where conditions read them.
     values = frozenset(state.values.items()) if numbers_matter else frozenset()
     return Visit((frozenset(state.facts), values), _count_reached(task, state), len(task.goal.parts))
 
 
+# As many as `parse_problem` keeps: there equal texts give the same object, and so the same task here.
 @lru_cache(maxsize=4096)
 def _task(problem: Problem) -> _Task:
     grounder = Grounder(problem)
@@ -280,6 +287,7 @@ def _count_reached(task: _Task, state: State) -> int:
     """Count the conditions of the goal that hold."""
     facts = state.facts
     goal = task.goal
+    # Lists, because `sum` over a generator is slower, and every plan comes here.
     reached = sum([atom in facts for atom in goal.true]) + sum([atom not in facts for atom in goal.false])
     if goal.compound:
         reached += sum([_holds(state, node) for node in goal.compound])
@@ -291,6 +299,7 @@ def _cost(problem: Problem, state: State, num_steps: int) -> tuple[float | None,
     if problem.metric is None:
         return float(num_steps), None
     try:
+        # `total-time` is no function of the problem: without time a plan takes as long as it has steps.
         cost = float(evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(num_steps)}))
     except UndefinedNumberError as error:
         return None, write_expression(error.args[0])
