@@ -98,7 +98,7 @@ class Grounder:
             return Step(*template.fill(action))
         self.start()
         schema = self._problem.domain.actions[action[0]]
-        binding = bindings_of(schema.parameters, action[1:])
+        binding = _bind(schema.parameters, action[1:])
         true: set[Atom] = set()
         false: set[Atom] = set()
         conditions: list[Node] = []
@@ -150,6 +150,12 @@ class Grounder:
                 right_value = self._expression(right, binding)
                 return self._comparison(operator, left_value, right_value, polarity)
 
+    def precondition_parts(self, action: Action) -> list[tuple[Condition, Binding]]:
+        """Return the conditions that a precondition joins, each with its binding."""
+        schema = self._problem.domain.actions[action[0]]
+        binding = _bind(schema.parameters, action[1:])
+        return [(condition, binding) for condition in schema.precondition]
+
     def goal_parts(self, conditions: Iterable[Condition], binding: Binding) -> Iterator[tuple[Condition, Binding]]:
         """Yield the conditions that a goal joins by `and` and by `forall`, each with its binding."""
         for condition in conditions:
@@ -181,7 +187,7 @@ class Grounder:
         raise UnsupportedPddlError(f"problem {self._problem.name}", 1, message)
 
     def _rule_body(self, rule: Rule, atom: Atom) -> Node:
-        return self.condition(rule.body, bindings_of(rule.parameters, atom[1:]))
+        return self.condition(rule.body, _bind(rule.parameters, atom[1:]))
 
     def _count_look(self, count: int = 1) -> None:
         self._num_looks += count
@@ -370,6 +376,6 @@ class Grounder:
         return self._problem.values.get(atom, atom)
 
 
-def bindings_of(parameters: Sequence[Parameter], names: Sequence[str]) -> dict[str, str]:
+def _bind(parameters: Sequence[Parameter], names: Sequence[str]) -> dict[str, str]:
     """Return the binding that fills in these objects."""
     return {parameter.name: name for parameter, name in zip(parameters, names, strict=True)}

@@ -60,6 +60,7 @@ def templates_of(domain: Domain) -> Mapping[str, Template]:
 
 
 def _is_plain(schema: ActionSchema, domain: Domain) -> bool:
+    # Conditions of effects, numbers and derived atoms need a state to be evaluated in, so a formula.
     if schema.effects or schema.updates:
         return False
     return all(isinstance(part, Literal) and part.atom[0] not in domain.rules for part in schema.precondition)

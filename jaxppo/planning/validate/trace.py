@@ -10,7 +10,7 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.validate.ground import Extras
-from jaxppo.planning.validate.grounding import Grounder, bindings_of
+from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.states import Rules, State
 from jaxppo.planning.validate.validator import execute
 
@@ -119,6 +119,7 @@ class _Replay:
 
     def __init__(self, problem: Problem):
         self._problem = problem
+        # Not the cached one of `execute`, which other threads may be using.
         self._grounder = Grounder(problem)
         self._state = State(problem, Rules(problem, self._grounder))
         self._goal: _Parts = list(self._grounder.goal_parts(problem.conditions, {}))
@@ -170,9 +171,7 @@ class _Replay:
         return TraceStep(action, preconditions, (), (), (), self._goals(), verdict.error, verdict.failed_condition)
 
     def _preconditions(self, action: Action) -> tuple[ConditionCheck, ...]:
-        schema = self._problem.domain.actions[action[0]]
-        binding = bindings_of(schema.parameters, action[1:])
-        return self._checks([(condition, binding) for condition in schema.precondition])
+        return self._checks(self._grounder.precondition_parts(action))
 
     def _goals(self) -> tuple[bool, ...]:
         return tuple(check.holds for check in self._checks(self._goal))

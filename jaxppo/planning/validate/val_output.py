@@ -1,13 +1,11 @@
 """From what VAL printed, with `-v`, to a verdict."""
 
 import re
-from collections.abc import Sequence
 
 from jaxppo.errors import ValidatorError
-from jaxppo.planning.language.plans import Action, TimedAction, format_action
+from jaxppo.planning.language.plans import TimedAction, format_action
+from jaxppo.planning.language.temporal import Plan
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-
-Steps = Sequence[Action | TimedAction]
 
 _REFUSED_FILE = re.compile(r"(?:Type p|P)roblem in (?:domain|problem) \w+!")
 _HAPPENING = re.compile(r"Checking next happening \(time ([^)\n]*+)\)")
@@ -24,7 +22,7 @@ _TIME_PRECISION = 1e-5
 _TIME_TOLERANCE = 0.001
 
 
-def read_verdict(return_code: int, stdout: str, stderr: str, steps: Steps) -> PlanVerdict | None:
+def read_verdict(return_code: int, stdout: str, stderr: str, steps: Plan) -> PlanVerdict | None:
     """Read exit status and output together: neither alone is the verdict.
 
     Args:
@@ -76,14 +74,14 @@ def failed_condition(stdout: str) -> str | None:
     return condition if truth == "true" else f"(not {condition})"
 
 
-def _unsatisfied(stdout: str, steps: Steps) -> PlanVerdict:
+def _unsatisfied(stdout: str, steps: Plan) -> PlanVerdict:
     happenings, _, advice = stdout.partition(_UNSATISFIED)
     times = _HAPPENING.findall(happenings)
     failed_step = _failed_step(times[-1], advice, steps) if times else None
     return PlanVerdict.refused(PlanError.PRECONDITION, failed_step, failed_condition=failed_condition(stdout))
 
 
-def _failed_step(time: str, advice: str, steps: Steps) -> int | None:
+def _failed_step(time: str, advice: str, steps: Plan) -> int | None:
     """Find the 1-based index of the step that VAL names; None where it may be one of several."""
     timed_steps = [(number, step) for number, step in enumerate(steps, 1) if isinstance(step, TimedAction)]
     if not timed_steps:

@@ -23,7 +23,7 @@ from jaxppo.planning.language.scope import TOTAL_TIME
 from jaxppo.planning.language.task import check_action, compares_numbers
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.ground import Extras, Node, Step
-from jaxppo.planning.validate.grounding import Grounder, bindings_of
+from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.states import GROUNDING_WORK, Rules, State, WorkLimitError
 
 
@@ -196,7 +196,7 @@ def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step 
             step = _step(task, state, actions[number])
         true, false, delete, add, extras, _ = step
         if not (true <= facts and false.isdisjoint(facts)):
-            return _Stop(number, _false_condition(task, state, actions[number]))
+            return _Stop(number, _first_false(task, state, task.grounder.precondition_parts(actions[number])))
         if extras is None:
             # Derived atoms need not be forgotten: only steps with extras read any, and those forget them at their end.
             facts -= delete
@@ -224,7 +224,7 @@ def _apply(task: _Task, state: State, action: Action, step: Step, extras: Extras
     except UndefinedNumberError:
         applicable = False
     if not applicable:
-        return _false_condition(task, state, action)
+        return _first_false(task, state, task.grounder.precondition_parts(action))
     try:
         state.apply(extras, step.delete, step.add)
     except UndefinedNumberError as error:
@@ -234,14 +234,8 @@ def _apply(task: _Task, state: State, action: Action, step: Step, extras: Extras
     return None
 
 
-def _false_condition(task: _Task, state: State, action: Action) -> str:
-    """Write the first condition that a precondition joins and that does not hold."""
-    schema = task.problem.domain.actions[action[0]]
-    binding = bindings_of(schema.parameters, action[1:])
-    return _first_false(task, state, [(condition, binding) for condition in schema.precondition])
-
-
 def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Binding]]) -> str:
+    """Write the first of these conditions that does not hold."""
     # Filled in anew from the text: the cached steps have lost the order of conditions, and their words.
     for condition, binding in parts:
         task.grounder.start()
