@@ -29,8 +29,12 @@ class Rule:
 
 def derived_predicates(forms: Sequence[list[Node]]) -> frozenset[str]:
     """Return the predicates that rules define, read before the rules themselves are."""
-    heads = [form[1][0] for form in forms if len(form) > 1 and isinstance(form[1], list) and form[1]]
-    return frozenset(head for head in heads if isinstance(head, str))
+    names = set()
+    for form in forms:
+        head = form[1] if len(form) > 1 else None
+        if isinstance(head, list) and head and isinstance(head[0], str):
+            names.add(head[0])
+    return frozenset(names)
 
 
 def compare_numbers(forms: Iterable[Node]) -> bool:
@@ -53,26 +57,34 @@ def read_rules(forms: Sequence[list[Node]], scope: Scope) -> tuple[dict[str, tup
     for form in forms:
         rule = _read_rule(form, scope)
         rules[rule.predicate] = (*rules.get(rule.predicate, ()), rule)
-    uses = {name: _uses(own, rules) for name, own in rules.items()}
+    uses = {name: _uses(name_rules, rules) for name, name_rules in rules.items()}
     strata = _strata(uses, forms, scope)
-    fallible = [name for name, own in rules.items() if any(is_fallible(rule.body, frozenset()) for rule in own)]
-    _check_work(len(fallible), uses, forms, scope)
-    for name in fallible:
+    # A rule that compares numbers may read a function without a value; VAL gives wrong answers where it is recursive.
+    comparing = [name for name, name_rules in rules.items() if _compares(name_rules)]
+    _check_work(len(comparing), uses, forms, scope)
+    for name in comparing:
         if name in _used_by(name, uses):
             expected = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
             scope.fail(_form_of(name, forms), expected)
     return rules, strata
 
 
-def _uses(own: Iterable[Rule], derived: Container[str]) -> frozenset[tuple[str, bool]]:
+def _compares(rules: Iterable[Rule]) -> bool:
+    return any(is_fallible(rule.body, frozenset()) for rule in rules)
+
+
+def _uses(rules: Iterable[Rule], derived: Container[str]) -> frozenset[tuple[str, bool]]:
     """Return the derived predicates in the bodies of rules, each with whether its truth helps (True) or hurts."""
-    return frozenset(use for rule in own for use in predicates_in(rule.body) if use[0] in derived)
+    uses = set()
+    for rule in rules:
+        uses.update(use for use in predicates_in(rule.body) if use[0] in derived)
+    return frozenset(uses)
 
 
-def _check_work(n_times: int, uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> None:
-    """Refuse rules that would have to be followed too often: some seconds, and soon minutes."""
-    if n_times * sum(map(len, uses.values())) > _MAX_USES:
-        scope.refuse(forms[0], f"derived predicates in a chain as long as {n_times}")
+def _check_work(n_passes: int, uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> None:
+    """Refuse rules whose dependencies would be followed too often: at the limit this takes some seconds."""
+    if n_passes * sum(map(len, uses.values())) > _MAX_USES:
+        scope.refuse(forms[0], f"derived predicates in a chain as long as {n_passes}")
 
 
 def _used_by(name: str, uses: _Uses) -> set[str]:
@@ -80,9 +92,9 @@ def _used_by(name: str, uses: _Uses) -> set[str]:
     used: set[str] = set()
     waiting = [name]
     while waiting:
-        found = {other for other, _ in uses[waiting.pop()]}
-        waiting.extend(found - used)
-        used |= found
+        dependencies = {dependency for dependency, _ in uses[waiting.pop()]}
+        waiting.extend(dependencies - used)
+        used |= dependencies
     return used
 
 
@@ -94,25 +106,37 @@ def _read_rule(form: list[Node], scope: Scope) -> Rule:
     head = form[1] if len(form) == 3 else None
     if not isinstance(head, list) or not head or not isinstance(head[0], str):
         scope.fail(form, "'(:derived (predicate ?argument ...) (condition))'")
-    wanted = scope.predicates.get(head[0])
-    if wanted is None:
+    argument_types = scope.predicates.get(head[0])
+    if argument_types is None:
         scope.fail(head, "a predicate declared under ':predicates'")
     parameters = read_parameters(head[1:], scope)
     if len(dict(parameters)) < len(parameters):
         scope.fail(head, "a rule whose arguments have different names")
-    if tuple(types for _, types in parameters) != wanted:
-        scope.fail(head, f"the {len(wanted)} argument(s) of '{head[0]}', of the types declared under ':predicates'")
+    if tuple(types for _, types in parameters) != argument_types:
+        n_arguments = len(argument_types)
+        scope.fail(head, f"the {n_arguments} argument(s) of '{head[0]}', of the types declared under ':predicates'")
     inner = replace(scope, terms={**scope.terms, **dict(parameters)})
     return Rule(str(head[0]), parameters, read_condition(form[2], inner, may_be_empty=False))
 
 
 def _strata(uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> dict[str, int]:
-    """Return the lowest strata with `s(head) >= s(p)` for every p in a body, and `>` where p stands under a `not`."""
+    """Return the lowest strata with `s(head) >= s(p)` for every p in a body, and `>` where p stands under a `not`.
+
+    A negated predicate has to be complete before a rule reads it, hence the `>`. All strata start at 0, and each pass
+    raises the heads that stand too low. Without a cycle through a `not`, no stratum exceeds the number of predicates
+    and the passes end; strata that still rise after as many passes show such a cycle, and then no order exists.
+    """
     strata = dict.fromkeys(uses, 0)
-    edges = [(name, used, int(not positive)) for name, own in uses.items() for used, positive in own]
+    edges = []
+    for name, dependencies in uses.items():
+        for dependency, positive in dependencies:
+            edges.append((name, dependency, 0 if positive else 1))
     for n_passes in range(len(uses) + 1):
         _check_work(n_passes, uses, forms, scope)
-        raised = {head: strata[used] + step for head, used, step in edges if strata[head] < strata[used] + step}
+        raised = {}
+        for head, dependency, step in edges:
+            if strata[head] < strata[dependency] + step:
+                raised[head] = strata[dependency] + step
         if not raised:
             return strata
         strata.update(raised)

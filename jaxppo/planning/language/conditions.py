@@ -36,7 +36,7 @@ class Junction(NamedTuple):
 
 
 class Negation(NamedTuple):
-    """`not` of what is no plain atom."""
+    """`not` of a condition that is not an atom."""
 
     part: "Condition"
 
@@ -96,6 +96,7 @@ def read_condition(node: Node, scope: Scope, may_be_empty: bool = True) -> Condi
             return Implication(*_parts(form, scope, False, 2, 2))
         case "forall" | "exists":
             return _quantified(form, scope, may_be_empty and head == "forall")
+    # `=` compares numbers or objects; between objects it is an atom like any other.
     if head in COMPARISONS and (head != "=" or _compares_numbers(form, scope)):
         return _comparison(form, scope)
     return Literal(read_atom(form, head, scope), True)
@@ -176,9 +177,11 @@ def write_condition(condition: Condition, binding: Binding) -> str:
         case Implication(left, right):
             return _form("imply", [write_condition(left, binding), write_condition(right, binding)])
         case Quantified(word, parameters, body, _):
-            own = {parameter.name for parameter in parameters}
-            free = {name: term for name, term in binding.items() if name not in own}
-            return _form(word, [f"({' '.join(map(_write_parameter, parameters))})", write_condition(body, free)])
+            # The quantifier's variables hide those of the same name around it.
+            quantified = dict(parameters)
+            free = {name: term for name, term in binding.items() if name not in quantified}
+            variables = " ".join(map(_write_parameter, parameters))
+            return _form(word, [f"({variables})", write_condition(body, free)])
         case Comparison(operator, left, right):
             return _form(operator, [write_expression(bound_expression(side, binding)) for side in (left, right)])
 
@@ -204,20 +207,25 @@ def _form(head: str, parts: Iterable[str]) -> str:
 def _write_parameter(parameter: Parameter) -> str:
     if parameter.types in ((), ("object",)):
         return parameter.name
-    types = parameter.types[0] if len(parameter.types) == 1 else f"(either {' '.join(parameter.types)})"
+    types = " ".join(parameter.types)
+    if len(parameter.types) > 1:
+        types = f"(either {types})"
     return f"{parameter.name} - {types}"
 
 
-def _parts(form: list[Node], scope: Scope, may_be_empty: bool, least: int, most: int | None = None):
-    """Read the conditions behind a form's head, of which there must be so many."""
-    if not (least <= len(form) - 1 and (most is None or len(form) - 1 <= most)):
-        number = f"{least}" if least == most else f"at least {least}"
+def _parts(form: list[Node], scope: Scope, may_be_empty: bool, min_parts: int, max_parts: int | None = None):
+    """Read the conditions after a form's head and check their number."""
+    n_parts = len(form) - 1
+    if n_parts < min_parts or (max_parts is not None and n_parts > max_parts):
+        number = f"{min_parts}" if min_parts == max_parts else f"at least {min_parts}"
         scope.fail(form, f"'({form[0]} ...)' with {number} condition(s)")
     return tuple(read_condition(part, scope, may_be_empty) for part in form[1:])
 
 
 def _negated(part: Condition) -> Condition:
-    return Literal(part.atom, False) if isinstance(part, Literal) and part.positive else Negation(part)
+    if isinstance(part, Literal) and part.positive:
+        return Literal(part.atom, False)
+    return Negation(part)
 
 
 def _quantified(form: list[Node], scope: Scope, may_be_empty: bool) -> Quantified:
@@ -233,16 +241,17 @@ def quantifier_scope(node: Node, scope: Scope) -> tuple[tuple[Parameter, ...], S
     if isinstance(node, str):
         scope.fail(node, "'(?variable ...)'")
     parameters = read_parameters(node, scope)
-    if any(not parameter.types for parameter in parameters):
+    if not all(parameter.types for parameter in parameters):
         scope.fail(node, "a type for every variable, since the domain has ':types'")
     return parameters, replace(scope, terms={**scope.terms, **dict(parameters)})
 
 
 def _compares_numbers(form: list[Node], scope: Scope) -> bool:
     """Return whether an `=` is between numbers and not between objects."""
-    return any(
-        isinstance(side, list) or read_number(side, scope) is not None or (side in scope.functions) for side in form[1:]
-    )
+    for side in form[1:]:
+        if isinstance(side, list) or side in scope.functions or read_number(side, scope) is not None:
+            return True
+    return False
 
 
 def _comparison(form: list[Node], scope: Scope) -> Comparison:

@@ -44,7 +44,7 @@ class _Group:
     updates: list[Update] = field(default_factory=list)
 
 
-# Where a form stands, to what may stand there beside plain effects.
+# The place of a form to the place of the forms inside its `and`; a `flat` place holds plain effects only.
 _NESTED = {"top": "and", "forall": "and", "and": "flat", "when": "flat"}
 
 
@@ -56,11 +56,12 @@ def read_effects(node: Node, scope: Scope) -> tuple[Effect, tuple[Effect, ...]]:
     """
     groups = [_Group()]
     _read(node, scope, groups, groups[0], "top")
-    always, *others = [
+    effects = [
         Effect(group.parameters, group.conditions, tuple(group.add), tuple(group.delete), tuple(group.updates))
         for group in groups
     ]
-    return always, tuple(others)
+    # The first group has no `forall` or `when` around it.
+    return effects[0], tuple(effects[1:])
 
 
 def _read(node: Node, scope: Scope, groups: list[_Group], group: _Group, place: str) -> None:
@@ -93,19 +94,24 @@ def _read_when(form: list[Node], scope: Scope, groups: list[_Group], outer: _Gro
 def _read_forall(form: list[Node], scope: Scope, groups: list[_Group], outer: _Group) -> None:
     if len(form) != 3:
         scope.fail(form, "'(forall (?variable ...) (effect))'")
-    own, inner = quantifier_scope(form[1], scope)
-    if (outer.parameters or outer.conditions) and not scope.terms.keys().isdisjoint(name for name, _ in own):
+    parameters, inner = quantifier_scope(form[1], scope)
+    # An effect keeps the variables and conditions around it as flat lists, so a variable of the same name would change
+    # what the outer conditions speak of.
+    is_nested = outer.parameters or outer.conditions
+    if is_nested and not scope.terms.keys().isdisjoint(dict(parameters)):
         scope.fail(form, "a 'forall' inside a 'forall' or 'when' to have variables of its own")
-    groups.append(_Group((*outer.parameters, *own), outer.conditions))
+    groups.append(_Group((*outer.parameters, *parameters), outer.conditions))
     _read(form[2], inner, groups, groups[-1], "forall")
 
 
 def _add_literal(form: list[Node], scope: Scope, group: _Group) -> None:
-    if form[0] == "not" and len(form) == 2 and isinstance(form[1], list) and form[1][:1] in (["not"], ["and"], ["or"]):
+    negated = form[1] if form[0] == "not" and len(form) == 2 else None
+    if isinstance(negated, list) and negated[:1] in (["not"], ["and"], ["or"]):
         scope.fail(form, "an effect '(predicate ...)' or '(not (predicate ...))'")
     literal = read_condition(form, scope, may_be_empty=False)
     if not isinstance(literal, Literal) or literal.atom[0] == "=":
         scope.fail(form, "an effect on a predicate")
     if literal.atom[0] in scope.derived:
         scope.fail(form, "an effect on a predicate that no ':derived' rule defines")
-    (group.add if literal.positive else group.delete).append(literal.atom)
+    atoms = group.add if literal.positive else group.delete
+    atoms.append(literal.atom)

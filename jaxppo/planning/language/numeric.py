@@ -3,15 +3,14 @@
 Arithmetic and comparison are VAL's, to the last bit. It computes and keeps the functions' values as `long double` (on
 x86 64 bits of mantissa, and exponents up to 2^16384), but reads numbers, functions and the difference of the two sides
 of a comparison as doubles; division by zero gives an infinity or NaN. Two numbers that differ by less than 0.0001 count
-as equal. `<` and `>` hold for equal numbers as well (measured: VAL is lenient). Who computes or compares otherwise
-calls a plan valid that VAL does not, by way of a `not`.
+as equal. `<` and `>` hold for equal numbers as well (measured: VAL is lenient). Being stricter is no safe side: a
+comparison may stand under a `not`, and a plan that VAL rejects would be called valid.
 
 Source: Fox and Long, PDDL2.1, JAIR 20 (2003), sections 4 and 8; the behaviour of VAL (docs/validator.md).
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
 from operator import add, mul, sub, truediv
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 Number: TypeAlias = float
-"""A double as it was read, or numpy's `long double` where it was computed: no float by its class, but used as one."""
+"""A double as read from text, or a numpy `long double` where it was computed, which is used like a float."""
 Values = Mapping[Atom, Number]
 """The functions that have a value."""
 
 COMPARISONS = frozenset({"<", "<=", "=", ">=", ">"})
 UPDATES = frozenset({"increase", "decrease", "assign", "scale-up", "scale-down"})
+# Several of these may change one function in one step: their changes add up.
 _ADDITIVE = frozenset({"increase", "decrease"})
 _ARITHMETIC: dict[str, Callable] = {
     "+": add,
@@ -40,7 +40,9 @@ _ARITHMETIC: dict[str, Callable] = {
     "scale-down": truediv,
 }
 _DIVISIONS = frozenset({"/", "scale-down"})
+# The product of two whole numbers up to 2^26 is below 2^53, so a double holds it exactly.
 _SMALL_WHOLE = 2.0**26
+# VAL's tolerance in comparisons.
 _TOLERANCE = 0.0001
 _NUMBER = re.compile(r"-?\d++(?:\.\d*+)?")
 # VAL reads whole numbers as 32-bit integers, and larger ones as something else.
@@ -75,7 +77,7 @@ class UpdateError(Exception):
 
 
 def read_number(node: Node, scope: Scope) -> float | None:
-    """Read a number; None where the node is none."""
+    """Read a number; None where the node is not a number."""
     if not isinstance(node, str) or not _NUMBER.fullmatch(node):
         return None
     number = float(node)
@@ -95,6 +97,7 @@ def read_expression(node: Node, scope: Scope, in_metric: bool = False) -> Expres
     number = read_number(node, scope)
     if number is not None:
         return number
+    # VAL reads a function without arguments with or without parentheses.
     if isinstance(node, str):
         node = [node]
     form, head = headed(node, scope, "a number or '(function ...)'")
@@ -107,8 +110,10 @@ def read_expression(node: Node, scope: Scope, in_metric: bool = False) -> Expres
 
 
 def _check_length(form: list[Node], head: str, scope: Scope, in_metric: bool) -> None:
-    longer = in_metric and head in ("+", "*") and len(form) > 3
-    if not (len(form) == 3 or (len(form) == 2 and head == "-") or longer):
+    n_arguments = len(form) - 1
+    is_negative = head == "-" and n_arguments == 1
+    is_long_metric = in_metric and head in ("+", "*") and n_arguments > 2
+    if n_arguments != 2 and not is_negative and not is_long_metric:
         scope.fail(form, f"'({head} ...)' with two arguments (VAL reads no others; nest them)")
 
 
@@ -119,12 +124,13 @@ def read_function(node: Node, scope: Scope) -> Atom:
     form, head = headed(node, scope, "'(function ...)'")
     if head in ("?duration", "#t"):
         scope.refuse(form, head)
-    wanted = scope.functions.get(head)
-    if wanted is None and head == TOTAL_COST and not scope.typed:
-        wanted = ()
-    if wanted is None:
+    argument_types = scope.functions.get(head)
+    if argument_types is None and head == TOTAL_COST and not scope.typed:
+        argument_types = ()
+    if argument_types is None:
         scope.fail(form, "a number or a function declared under ':functions'")
-    return (read_name(head, scope, "a function"), *read_arguments(form, wanted, scope, typed=scope.typed))
+    name = read_name(head, scope, "a function")
+    return (name, *read_arguments(form, argument_types, scope, typed=scope.typed))
 
 
 def read_update(form: list[Node], scope: Scope) -> Update:
@@ -149,17 +155,25 @@ def evaluate(expression: Expression, values: Values) -> Number:
         return expression
     if isinstance(expression, Operation):
         numbers = [evaluate(part, values) for part in expression.arguments]
-        return -numbers[0] if len(numbers) == 1 else reduce(partial(_operate, expression.operator), numbers)
+        if len(numbers) == 1:
+            return -numbers[0]
+        result = numbers[0]
+        for number in numbers[1:]:
+            result = _operate(expression.operator, result, number)
+        return result
     if expression not in values:
         raise UndefinedNumberError(expression)
+    # VAL keeps a `long double` but reads it into an expression as a double.
     return float(values[expression])
 
 
 def _operate(operator: str, left: Number, right: Number) -> Number:
     """Compute as C does: what is too large becomes an infinity, and division by zero an infinity or NaN."""
     if operator not in _DIVISIONS and _is_small_whole(left) and _is_small_whole(right):
-        return _ARITHMETIC[operator](left, right)  # exact as a double already, and much faster
-    import numpy as np  # planning is imported without arrays; most domains never need them
+        # Already exact as a double, and much faster than numpy.
+        return _ARITHMETIC[operator](left, right)
+    # Planning is imported without arrays; most domains never need them.
+    import numpy as np
 
     with np.errstate(all="ignore"):
         return _ARITHMETIC[operator](np.longdouble(left), right)
@@ -201,6 +215,7 @@ def updated(updates: Iterable[Update], values: Values) -> dict[Atom, Number]:
             raise UpdateError(update)
         if operator not in _ADDITIVE:
             exclusive.add(function)
+        # The amount is computed from the old values, whatever this step has changed so far.
         changed[function] = _updated_value(update, changed.get(function, values.get(function, 0.0)), values)
     return changed
 
@@ -210,7 +225,9 @@ def _updated_value(update: Update, old: Number, values: Values) -> Number:
         amount = evaluate(update.amount, values)
     except UndefinedNumberError:
         raise UpdateError(update) from None
-    return amount if update.operator == "assign" else _operate(update.operator, old, amount)
+    if update.operator == "assign":
+        return amount
+    return _operate(update.operator, old, amount)
 
 
 def write_expression(expression: Expression) -> str:
@@ -219,7 +236,8 @@ def write_expression(expression: Expression) -> str:
         is_whole = abs(expression) < 1e15 and expression == int(expression)
         return f"{expression:.0f}" if is_whole else repr(float(expression))
     if isinstance(expression, Operation):
-        return f"({expression.operator} {' '.join(map(write_expression, expression.arguments))})"
+        arguments = " ".join(map(write_expression, expression.arguments))
+        return f"({expression.operator} {arguments})"
     return f"({' '.join(expression)})"
 
 

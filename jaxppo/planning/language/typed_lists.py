@@ -8,26 +8,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from jaxppo.planning.language.scope import ROOT_TYPE, Parameter, Scope, Types, read_name, read_variable
 from jaxppo.planning.language.sexpr import Node
 
+# The map of ancestors grows with the square of a chain of types; the limit bounds its memory.
 _MAX_ANCESTORS = 500_000
 
 
 def _named_types(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types | None, Node]]:
     """Yield the names of `a b - type c` with their types (None where not stated) and the node that states the type."""
     waiting: list[str] = []
-    rest = iter(items)
-    for node in rest:
+    nodes = iter(items)
+    for node in nodes:
         if node == "-":
-            stated = next(rest, None)
-            if stated is None:  # without names in front the type is that of nobody
+            stated = next(nodes, None)
+            # As in VAL, a type without names before it is read and belongs to nothing.
+            if stated is None:
                 scope.fail(node, "names, '-' and a type")
             types = _type_names(stated, scope)
-            yield from ((name, types, stated) for name in waiting)
+            for name in waiting:
+                yield name, types, stated
             waiting = []
         elif isinstance(node, str):
             waiting.append(node)
         else:
             scope.fail(node, "a name or '- type'")
-    yield from ((name, None, name) for name in waiting)
+    for name in waiting:
+        yield name, None, name
 
 
 def _type_names(node: Node, scope: Scope) -> Types:
@@ -49,16 +53,19 @@ def read_types(items: Sequence[Node], scope: Scope) -> dict[str, Types]:
 def ancestors_of(types: Mapping[str, Types], items: Sequence[Node], scope: Scope) -> dict[str, frozenset[str]]:
     """Map every type, declared or used as a parent, to itself and all types above it (cycles are harmless).
 
-    `object` is a type of every domain, but as in VAL it is above the others only where `:types`, whose items are given,
-    says so.
+    `object` is a type of every domain, but as in VAL it is above the others only where `:types` says so. The items of
+    that section serve for the error's line.
     """
-    names = {ROOT_TYPE, *types, *(parent for parents in types.values() for parent in parents)}
+    # A parent need not be declared itself.
+    names = {ROOT_TYPE, *types}
+    for parents in types.values():
+        names.update(parents)
     ancestors: dict[str, frozenset[str]] = {}
-    room = _MAX_ANCESTORS
+    total = 0
     for name in names:
         ancestors[name] = frozenset(_upwards(name, types))
-        room -= len(ancestors[name])
-        if room < 0:
+        total += len(ancestors[name])
+        if total > _MAX_ANCESTORS:
             scope.fail(items[0], f"types that have at most {_MAX_ANCESTORS} types above them, all in all")
     return ancestors
 
@@ -88,24 +95,26 @@ def read_typed_list(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, 
 def read_parameters(items: Sequence[Node], scope: Scope) -> tuple[Parameter, ...]:
     """Read a typed list of variables; of several with one name each has the types of all, and the last one's value."""
     parameters = tuple(Parameter(read_variable(name, scope), types) for name, types in read_typed_list(items, scope))
-    if len({parameter.name for parameter in parameters}) == len(parameters):
+    if len(dict(parameters)) == len(parameters):
         return parameters
     types_of = declared_types(parameters)
     return tuple(Parameter(name, types_of[name]) for name, _ in parameters)
 
 
 def declared_types(
-    declarations: Iterable[tuple[str, Types]], before: Mapping[str, Types] | None = None
+    declarations: Iterable[tuple[str, Types]], earlier_types: Mapping[str, Types] | None = None
 ) -> dict[str, Types]:
     """Map each name of a list to its types, in the order of the list.
 
     Args:
         declarations: names with the types declared for them there; a name may come again.
-        before: the types of names that another list has declared.
+        earlier_types: the types of names that an earlier list has declared.
     """
-    types_of = dict(before or {})
+    types_of = dict(earlier_types or {})
     listed = list(declarations)
-    types_of.update((name, types_of.get(name, ())) for name, _ in listed)
+    # First every name in the order of the text, then its types from the last declaration on, as VAL reads them.
+    for name, _ in listed:
+        types_of.setdefault(name, ())
     for name, types in reversed(listed):
         types_of[name] = _joined(types_of[name], types)
     return types_of
