@@ -13,7 +13,7 @@ def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: Norma
     """Return the length of the longest contiguous common run of actions, divided by a plan length.
 
     LCCS = |longest run| / n with n = max(|predicted|, |reference|), |reference| or |predicted|. With `max` it is in
-    [0, 1] and 1 only for the reference itself; with `reference`, junk around the common run costs nothing.
+    [0, 1] and 1 only for the reference itself; with `reference`, other actions around the common run cost nothing.
 
     Args:
         predicted: actions, compared by equality: tuples or "(action args)" strings.
@@ -43,4 +43,6 @@ def per_action(length: int, predicted: Sequence[Any], reference: Sequence[Any], 
     if normalise_by not in divisors:
         raise ConfigError(f"normalise_by: expected max, reference or prediction, got {normalise_by!r}")
     divisor = divisors[normalise_by]
-    return min(1.0, length / divisor) if divisor else 0.0
+    if divisor == 0:
+        return 0.0
+    return min(1.0, length / divisor)

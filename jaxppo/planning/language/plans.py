@@ -27,7 +27,7 @@ Action = tuple[str, ...]
 """The operator's name followed by its arguments, all lower case."""
 
 Span = tuple[int, int]
-"""Where something stands in a text: its first character, and the one behind its last."""
+"""A piece of a text: the index of its first character, and the index after its last."""
 
 # ASCII only and possessive (`*+`): look-alike letters are refused, and hostile text costs linear time.
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*+"
@@ -43,7 +43,7 @@ _TIMED_STEP = re.compile(
     rf"{_SPACE}*+{_DECIMAL}{_SPACE}*+:{_STEP_PATTERN}(?:{_SPACE}*+\[{_SPACE}*+{_DECIMAL}{_SPACE}*+\])?"
 )
 _BLANK = re.compile(rf"{_SPACE}*+")
-# VAL's lexer takes this word at the very start of a line for a header (the planner's time).
+# VAL's lexer reads this word at the very start of a line as a header (the planner's time).
 _TIME_WORD = re.compile(r"(?im)^time(?![\w-])")
 
 
@@ -52,11 +52,11 @@ class ParsedPlan:
     """The steps read from a plan text.
 
     Attributes:
-        actions: the steps in front of the first error (all steps where there is none).
+        actions: the steps before the first error (all steps where there is none).
         error: the kind of the first error, or None.
         error_step: 1-based index of the step where reading stopped, or None.
-        spans: where the actions stand in the text, and behind them what could not be read, where there is an error: up
-            to the end of its step, or of its line.
+        spans: where each action stands in the text; after an error also the text that could not be read, up to the end
+            of its step or line.
     """
 
     actions: tuple[Action, ...]
@@ -134,9 +134,12 @@ def parse_plan_text(text: str) -> ParsedPlan:
         The steps before the first error, and the error.
     """
     text = _without_comments(text)
-    actions, spans, position = [], [], 0
+    actions = []
+    spans = []
+    position = 0
     while step := _STEP.match(text, position):
         actions.append(tuple(step[1].lower().split()))
+        # The match begins with the blanks before the step.
         spans.append((text.index("(", position), step.end()))
         position = step.end()
     if _BLANK.fullmatch(text, position):
@@ -146,16 +149,20 @@ def parse_plan_text(text: str) -> ParsedPlan:
 
 
 def trimmed(text: str, start: int, end: int) -> Span:
-    """Return where a piece of a text stands without the blanks around it; one of blanks alone is empty, at its end."""
+    """Return the span of a piece of text without the blanks around it; blanks alone give an empty span at their end."""
     piece = text[start:end]
-    return end - len(piece.lstrip()), start + max(len(piece.rstrip()), len(piece) - len(piece.lstrip()))
+    trimmed_start = end - len(piece.lstrip())
+    trimmed_end = start + len(piece.rstrip())
+    return trimmed_start, max(trimmed_start, trimmed_end)
 
 
 def rest_of_line(text: str, position: int) -> Span:
-    """Return where the text from a position on stands, without blanks, up to the end of the line that it begins in."""
+    """Return the span from the first non-blank character at or after a position to the end of its line."""
     start = _BLANK.match(text, position).end()  # pyright: ignore[reportOptionalMemberAccess] # it matches everywhere
     line_end = text.find("\n", start)
-    return start, len(text) if line_end < 0 else line_end
+    if line_end < 0:
+        line_end = len(text)
+    return start, line_end
 
 
 def parse_timed_plan_text(text: str) -> ParsedTimedPlan:
@@ -171,11 +178,13 @@ def parse_timed_plan_text(text: str) -> ParsedTimedPlan:
         The steps before the first error, and the error.
     """
     text = _without_comments(text)
-    steps, position = [], 0
+    steps = []
+    position = 0
     while match := _TIMED_STEP.match(text, position):
-        start, step, duration = match.groups()
-        action = tuple(step.lower().split())
-        steps.append(TimedAction(Decimal(start), action, None if duration is None else Decimal(duration)))
+        start_text, step_text, duration_text = match.groups()
+        action = tuple(step_text.lower().split())
+        duration = None if duration_text is None else Decimal(duration_text)
+        steps.append(TimedAction(Decimal(start_text), action, duration))
         position = match.end()
     if _BLANK.fullmatch(text, position):
         return ParsedTimedPlan(tuple(steps))
@@ -183,20 +192,21 @@ def parse_timed_plan_text(text: str) -> ParsedTimedPlan:
 
 
 def _without_comments(text: str) -> str:
-    """Blank out the comments, and mark what VAL would read in another way so that no step matches there.
+    """Blank out the comments, and mark words that VAL reads differently so that no step matches there.
 
-    Every character keeps its place, but for a last comment, which is cut.
+    Every character keeps its index, because spans refer to the text as it was given; only a last comment is cut.
 
     VAL takes a `;` with no newline after it for a stray character and reads on, so a comment on a last line without
     newline can add steps or break the plan there. Here it is a comment only where VAL would stop at it without harm:
     blank, or starting with a word.
     """
-    lines, newline, last = text.rpartition("\n")
-    before, semicolon, _ = last.partition(";")
-    if semicolon and _LAST_COMMENT.fullmatch(last, len(before)):
-        last = before
+    lines, newline, last_line = text.rpartition("\n")
+    step_text, semicolon, _ = last_line.partition(";")
+    if semicolon and _LAST_COMMENT.fullmatch(last_line, len(step_text)):
+        last_line = step_text
     blanked = _COMMENT.sub(lambda comment: " " * (len(comment[0]) - 1) + "\n", lines + newline)
-    return _TIME_WORD.sub("!!!!", blanked + last)
+    # No step matches a `!`, and four of them are as long as the word.
+    return _TIME_WORD.sub("!!!!", blanked + last_line)
 
 
 def lcs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
@@ -206,11 +216,12 @@ def lcs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
 
     Source: longest common subsequence; Cormen et al., Introduction to Algorithms (4th edition, 2022), section 14.4.
     """
+    # Two rows of the table suffice: `above` is L[i-1, :] while `row` becomes L[i, :].
     above = [0] * (len(b) + 1)
-    for step in a:
+    for step_a in a:
         row = [0]
-        for j, other in enumerate(b):
-            row.append(above[j] + 1 if step == other else max(above[j + 1], row[j]))
+        for j, step_b in enumerate(b):
+            row.append(above[j] + 1 if step_a == step_b else max(above[j + 1], row[j]))
         above = row
     return above[-1]
 
@@ -222,8 +233,11 @@ def lccs_length(a: Sequence[Action], b: Sequence[Action]) -> int:
 
     Source: longest common substring; Gusfield, Algorithms on Strings, Trees and Sequences (1997).
     """
-    longest, above = 0, [0] * (len(b) + 1)
-    for step in a:
-        row = [0] + [above[j] + 1 if step == other else 0 for j, other in enumerate(b)]
-        longest, above = max(longest, max(row)), row
+    longest = 0
+    above = [0] * (len(b) + 1)
+    for step_a in a:
+        row = [0] + [above[j] + 1 if step_a == step_b else 0 for j, step_b in enumerate(b)]
+        # A run may end anywhere, so the largest entry may be in any row.
+        longest = max(longest, max(row))
+        above = row
     return longest

@@ -23,7 +23,7 @@ class PlanError(StrEnum):
 class PlanVerdict:
     """The outcome of validating one plan.
 
-    The fields behind `error` are None where they are not known: VAL says only the first five.
+    The fields after `error` are None where they are unknown: VAL reports only the first five.
 
     Attributes:
         valid: every step is applicable and the goal holds at the end.
@@ -31,8 +31,8 @@ class PlanVerdict:
         goal_reached: whether the goal holds at the end; None where the end was not reached.
         failed_step: 1-based index of the step that is wrong; None where no single step is.
         error: the reason when not valid, else None.
-        executed_steps: how many steps, from the start, were applied before the first that cannot be; a step that is
-            wrong by its name or arguments cannot be, either, so this may stop in front of `failed_step`.
+        executed_steps: how many steps, from the start, were applied before the first that cannot be applied. All names
+            and arguments are checked first, so execution may have stopped before `failed_step`.
         failed_condition: where a step fails by its precondition, the first of the conditions it joins that does not
             hold, as PDDL with objects filled in: `(clear b)`, `(not (locked r1))`, `(>= (fuel t1) 3)`; where only a
             change of numbers fails, that effect (or the function without a value). For a missed goal, the first of the
@@ -55,18 +55,18 @@ class PlanVerdict:
     cost: float | None = None
 
     def write_fault(self) -> str:
-        """Say where and why a plan fails: ` at step 3: precondition (clear b)`, to stand behind `invalid plan`."""
-        at = "" if self.failed_step is None else f" at step {self.failed_step}"
+        """Say where and why a plan fails: ` at step 3: precondition (clear b)`, to follow `invalid plan`."""
+        step = "" if self.failed_step is None else f" at step {self.failed_step}"
         condition = "" if self.failed_condition is None else f" {self.failed_condition}"
-        return f"{at}: {self.error}{condition}"
+        return f"{step}: {self.error}{condition}"
 
     @classmethod
     def refused(cls, error: PlanError, failed_step: int | None = None, **details: Any) -> "PlanVerdict":
-        """Make the verdict on a plan that did not run to its end; `details` are the fields behind `error`."""
+        """Make the verdict on a plan that did not run to its end; `details` are the fields after `error`."""
         return cls(False, False, None, failed_step, error, **details)
 
     @classmethod
     def executed(cls, goal_reached: bool, **details: Any) -> "PlanVerdict":
-        """Make the verdict on a plan whose steps were all applicable; `details` are the fields behind `error`."""
+        """Make the verdict on a plan whose steps were all applicable; `details` are the fields after `error`."""
         error = None if goal_reached else PlanError.GOAL_NOT_REACHED
         return cls(goal_reached, True, goal_reached, None, error, **details)
