@@ -22,48 +22,58 @@ from jaxppo.planning.language.typed_lists import (
 )
 
 _KEYWORD = re.compile(r":[a-z][a-z0-9-]*+")
-# Each of these at most once, and before the first action or rule; VAL reads on and loses what it has read.
+# Each of these at most once, and before the first action or rule: otherwise VAL reads on and loses what it has read.
 _DECLARATIONS = frozenset({":requirements", ":types", ":constants", ":predicates", ":functions"})
 _SECTIONS = _DECLARATIONS | {":action", ":derived"}
-# Sections that say what holds and declare no action or object.
+# Sections that declare no action or object; they are skipped where only names are read.
 _RULE_SECTIONS = frozenset({":derived", ":constraints"})
 
 
 def read_domain(form: list[Node], scope: Scope) -> Domain:
-    """Read a domain; of its names only, where the scope says so."""
+    """Read a domain, or only its names where `scope.names_only`.
+
+    The order of reading is that of the names: types before functions, functions before everything that VAL would read
+    as a function of that name, constants and predicates before the rules and actions that use them.
+    """
     name, sections = read_definition(form, "domain", _SECTIONS, scope)
     if not scope.names_only:
         _check_order(form, sections, scope)
     typed = any(section[0] == ":types" for section in sections)
     type_items = items_of(sections, ":types")
     types = read_types(type_items, scope)
-    scope = replace(scope, typed=typed, ancestors=ancestors_of(types, type_items, scope), late=None if typed else set())
-    scope = replace(scope, functions={} if scope.names_only else _functions(items_of(sections, ":functions"), scope))
+    ancestors = ancestors_of(types, type_items, scope)
+    # An untyped domain may use objects that only its problems declare; they are collected in `late`.
+    scope = replace(scope, typed=typed, ancestors=ancestors, late=None if typed else set())
+    if not scope.names_only:
+        scope = replace(scope, functions=_functions(items_of(sections, ":functions"), scope))
     constants = read_objects(items_of(sections, ":constants"), {}, scope)
     predicates = _predicates(items_of(sections, ":predicates"), scope)
-    derived_forms = [] if scope.names_only else [section for section in sections if section[0] == ":derived"]
+    derived_forms = [] if scope.names_only else sections_of(sections, ":derived")
     derived = derived_predicates(derived_forms)
+    # The rules are not read yet, so it is not known which of them lead to a comparison: all count as fallible.
     fallible = derived if compare_numbers(derived_forms) else frozenset()
     scope = replace(scope, predicates=predicates, terms=constants, derived=derived, fallible=fallible)
     rules, strata = read_rules(derived_forms, scope)
-    actions = _actions([section for section in sections if section[0] == ":action"], scope)
+    actions = _actions(sections_of(sections, ":action"), scope)
     return Domain(
-        name,
-        typed,
-        types,
-        scope.ancestors,
-        constants,
-        frozenset(scope.late or ()),
-        predicates,
-        scope.functions,
-        actions,
-        rules,
-        strata,
-        fallible,
+        name=name,
+        typed=typed,
+        types=types,
+        ancestors=ancestors,
+        constants=constants,
+        late_constants=frozenset(scope.late or ()),
+        predicates=predicates,
+        functions=scope.functions,
+        actions=actions,
+        rules=rules,
+        strata=strata,
+        fallible=fallible,
     )
 
 
-def read_definition(form: list[Node], kind: str, known: frozenset[str], scope: Scope) -> tuple[str, list[list[Node]]]:
+def read_definition(
+    form: list[Node], kind: str, keywords: frozenset[str], scope: Scope
+) -> tuple[str, list[list[Node]]]:
     """Read the name and the sections of `(define (kind name) (:section ...) ...)`."""
     head = form[1] if len(form) > 1 and form[0] == "define" else form
     if isinstance(head, list) and head[:1] == ["situation"]:
@@ -71,10 +81,10 @@ def read_definition(form: list[Node], kind: str, known: frozenset[str], scope: S
     if head is form or not isinstance(head, list) or len(head) != 2 or head[0] != kind:
         scope.fail(head, f"'(define ({kind} NAME) ...)'")
     name = read_name(head[1], scope, f"the {kind}'s name")
-    return name, [_checked_section(node, known, scope) for node in form[2:]]
+    return name, [_checked_section(node, keywords, scope) for node in form[2:]]
 
 
-def _checked_section(node: Node, known: frozenset[str], scope: Scope) -> list[Node]:
+def _checked_section(node: Node, keywords: frozenset[str], scope: Scope) -> list[Node]:
     keyword = node[0] if isinstance(node, list) and node else None
     if isinstance(node, str) or not isinstance(keyword, str) or not _KEYWORD.fullmatch(keyword):
         scope.fail(node, "a section '(:keyword ...)'")
@@ -82,24 +92,33 @@ def _checked_section(node: Node, known: frozenset[str], scope: Scope) -> list[No
         for item in node[1:]:
             if not isinstance(item, str) or not _KEYWORD.fullmatch(item):
                 scope.fail(item, "a requirement ':keyword'")
-    if keyword not in known and not (scope.names_only and keyword in _RULE_SECTIONS):
+    is_skipped = scope.names_only and keyword in _RULE_SECTIONS
+    if keyword not in keywords and not is_skipped:
         scope.refuse(node, keyword)
     return node
 
 
+def sections_of(sections: Iterable[list[Node]], keyword: str) -> list[list[Node]]:
+    """List the sections of that keyword."""
+    return [section for section in sections if section[0] == keyword]
+
+
 def items_of(sections: Iterable[list[Node]], keyword: str) -> list[Node]:
     """List the items of all sections of that keyword."""
-    return [item for section in sections if section[0] == keyword for item in section[1:]]
+    items = []
+    for section in sections_of(sections, keyword):
+        items += section[1:]
+    return items
 
 
 def check_once(sections: Iterable[list[Node]], keywords: frozenset[str], scope: Scope) -> None:
     """Refuse a second section of one of these keywords."""
-    seen = set()
+    used_keywords = set()
     for section in sections:
-        if section[0] in seen:
+        if section[0] in used_keywords:
             scope.fail(section, f"one section '{section[0]}'")
         if section[0] in keywords:
-            seen.add(section[0])
+            used_keywords.add(section[0])
 
 
 def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope) -> None:
@@ -107,20 +126,22 @@ def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope)
     if all(section[0] in _DECLARATIONS for section in sections):
         scope.fail(form, "an action or a rule (VAL reads no domain without)")
     keywords = [section[0] for section in sections]
+    # VAL reads a name as a function wherever it stands after the function's declaration.
     if ":functions" in keywords and ":predicates" in keywords[keywords.index(":functions") :]:
         names = [item[0] for item in items_of(sections, ":functions") if isinstance(item, list) and item]
         for item in items_of(sections, ":predicates"):
             if isinstance(item, list) and item and item[0] in names:
                 scope.fail(item, "a predicate that is not named like a function declared before it")
-    started = False
+    declarations_ended = False
     for section in sections:
-        if started and section[0] in _DECLARATIONS:
+        if section[0] not in _DECLARATIONS:
+            declarations_ended = True
+        elif declarations_ended:
             scope.fail(section, "the declarations in front of the actions and rules")
-        started = started or section[0] not in _DECLARATIONS
 
 
 def read_objects(items: Sequence[Node], constants: Mapping[str, Types], scope: Scope) -> dict[str, Types]:
-    """Read constants or objects, behind those that are known already."""
+    """Read constants or objects, and list them after the given constants."""
     objects = dict(constants)
     declarations = []
     for name, types in read_typed_list(items, scope):
@@ -128,6 +149,7 @@ def read_objects(items: Sequence[Node], constants: Mapping[str, Types], scope: S
         if name in scope.functions:
             scope.fail(name, "an object that is not named like a function (VAL reads the function)")
     objects.update(declarations)
+    # Almost no text declares a name twice; only then the types of both declarations are joined.
     if len(objects) < len(constants) + len(declarations):
         return declared_types(declarations, constants)
     return objects
@@ -139,7 +161,8 @@ def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, .
         name, types = _signature(node, "predicate", scope)
         if name in predicates:
             scope.fail(node, "a predicate to be declared once")
-        if name not in scope.functions:  # else VAL reads the function wherever the name stands
+        # A predicate with the name of a function cannot be used: VAL reads the function wherever the name stands.
+        if name not in scope.functions:
             predicates[name] = types
     return predicates
 
@@ -147,10 +170,10 @@ def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, .
 def _functions(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, ...]]:
     """Read the declared functions; `- number` may follow them."""
     functions: dict[str, tuple[Types, ...]] = {}
-    rest = iter(items)
-    for node in rest:
+    nodes = iter(items)
+    for node in nodes:
         if node == "-":
-            kind = next(rest, node)
+            kind = next(nodes, node)
             if kind != "number":
                 scope.refuse_for_all(kind, "functions whose values are objects (object fluents)")
             continue
@@ -165,7 +188,8 @@ def _signature(node: Node, what: str, scope: Scope) -> tuple[str, tuple[Types, .
     if isinstance(node, str) or not node:
         scope.fail(node, f"'({what} ?argument ...)'")
     name = read_name(node[0], scope, f"a {what}")
-    scope = replace(scope, functions={})  # here alone a variable may have the name of a function
+    # Only here may a variable have the name of a function.
+    scope = replace(scope, functions={})
     return name, tuple(types for _, types in read_parameters(node[1:], scope))
 
 
@@ -196,14 +220,14 @@ def _action(form: list[Node], scope: Scope) -> ActionSchema:
 
 
 def _action_parts(form: list[Node], scope: Scope) -> dict[str, list[Node]]:
-    """Read the parts behind an action's name, of which each may be missing: nothing is asked or changed there.
+    """Read the parts after an action's name; a missing part has no parameters, no condition or no effect.
 
-    VAL wants all three, in this order, and loses other actions (`deviations` says so of a plan).
+    VAL needs all three, in this order, and loses other actions (`deviations` reports that for a plan).
     """
     parts: dict[str, list[Node]] = {}
-    rest = iter(form[2:])
-    for keyword in rest:
-        part = next(rest, None)
+    nodes = iter(form[2:])
+    for keyword in nodes:
+        part = next(nodes, None)
         if isinstance(keyword, str) and keyword in BEYOND_ALL:
             scope.refuse(keyword, keyword)
         if keyword not in ACTION_PARTS or keyword in parts or not isinstance(part, list):

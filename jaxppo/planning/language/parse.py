@@ -1,6 +1,6 @@
 """PDDL text to a `Domain` and a `Problem`: typing, ADL, numeric fluents and action costs, derived predicates.
 
-What goes beyond (time, trajectory constraints, preferences, processes, functions with objects as values) is refused by
+Other features (time, trajectory constraints, preferences, processes, functions with objects as values) are refused by
 name.
 """
 
@@ -72,22 +72,24 @@ def parse_problem(text: str, domain: Domain, source: str = "<problem>") -> Probl
 def parse_problem_names(domain_pddl: str, problem_pddl: str) -> Problem:
     """Read only the operators, their parameters and the objects, of files that may go beyond what is covered here.
 
-    Conditions, effects, facts and goals of the result are empty: it serves to check the names in a plan.
+    Conditions, effects, facts and goals of the result are empty; it is used to check the names in a plan.
 
     Raises:
         PddlError: a text is malformed.
         UnsupportedPddlError: durative actions, whose plans are more than a list of actions.
     """
-    domain_scope, problem_scope = (Scope(source=source, names_only=True) for source in ("<domain>", "<problem>"))
+    domain_scope = Scope(source="<domain>", names_only=True)
+    problem_scope = Scope(source="<problem>", names_only=True)
     domain = _read(domain_pddl, "<domain>", lambda form: read_domain(form, domain_scope))
     return _read(problem_pddl, "<problem>", lambda form: read_problem(form, domain, problem_scope))
 
 
 def _read(text: str, source: str, read: Callable[[list[Node]], T]) -> T:
-    """Read fast; where that fails, once more with line numbers, for the message."""
+    """Read fast; if that fails, read once more with line numbers, for the message."""
     try:
         return read(read_fast(text, source))
     except TextTooLargeError:
+        # It has its line already, and a second reading of such a text takes long.
         raise
     except PddlError:
         pass

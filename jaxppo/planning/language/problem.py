@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxppo.planning.language.conditions import Condition, has_quantifier, read_conjuncts
-from jaxppo.planning.language.domain import check_once, items_of, read_definition, read_objects
+from jaxppo.planning.language.domain import check_once, items_of, read_definition, read_objects, sections_of
 from jaxppo.planning.language.numeric import read_expression, read_function, read_number
 from jaxppo.planning.language.scope import Atom, Scope, Types, headed, read_atom, read_fact, read_name
 from jaxppo.planning.language.sexpr import Node
@@ -18,7 +18,7 @@ _SECTIONS = _ONCE | {":requirements", ":length"}
 
 
 def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
-    """Read a problem of a domain; of its names only, where the scope says so."""
+    """Read a problem of a domain, or only its names where `scope.names_only`."""
     scope = replace(
         scope,
         typed=domain.typed,
@@ -37,10 +37,10 @@ def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
         scope.fail(form, f"the object '{constant}', which an action of the domain names")
     scope = replace(scope, terms=objects)
     facts, values = _read_init(items_of(sections, ":init"), scope)
-    goal = _read_goal([section for section in sections if section[0] == ":goal"], scope)
+    goal = _read_goal(sections_of(sections, ":goal"), scope)
     if domain.typed and (has_quantifiers(domain) or any(map(has_quantifier, goal))):
-        _check_types_known(form, objects, scope)
-    metric = _read_metric([section for section in sections if section[0] == ":metric"], scope)
+        _check_objects_have_types(form, objects, scope)
+    metric = _read_metric(sections_of(sections, ":metric"), scope)
     return Problem(name, domain, objects, frozenset(facts), facts, goal, values, metric)
 
 
@@ -52,43 +52,45 @@ def _check_sections(form: list[Node], sections: Sequence[list[Node]], scope: Sco
         scope.fail(form, "a section '(:domain NAME)' in front and a section '(:init ...)'")
     if len(sections[0]) != 2:
         scope.fail(sections[0], "'(:domain NAME)'")
+    # Both are lists of a keyword and a name: `(problem NAME)` and `(:domain NAME)`.
     for node in (form[1], sections[0]):
-        named = node[-1] if isinstance(node, list) else node
-        if read_name(named, scope, "a name") in scope.functions:
-            scope.fail(named, "a problem and a domain that are not named like a function (VAL reads the function)")
+        name = node[-1]
+        if read_name(name, scope, "a name") in scope.functions:
+            scope.fail(name, "a problem and a domain that are not named like a function (VAL reads the function)")
     for section in sections:
         if section[0] == ":length":
             _check_length(section, scope)
 
 
-def _check_types_known(form: list[Node], objects: Mapping[str, Types], scope: Scope) -> None:
+def _check_objects_have_types(form: list[Node], objects: Mapping[str, Types], scope: Scope) -> None:
     """Refuse objects without a type where something ranges over the objects of a type: VAL has no answer then."""
     for name, types in objects.items():
         if not types:
-            named = [item for section in form if isinstance(section, list) for item in section if item == name]
-            scope.fail(
-                named[0] if named else form, f"a type for the object '{name}', as 'forall' or 'exists' ask for it"
-            )
+            # The word in the text has the line for the message; a constant of the domain has none here.
+            lists = (section for section in form if isinstance(section, list) and name in section)
+            section = next(lists, None)
+            node = form if section is None else section[section.index(name)]
+            scope.fail(node, f"a type for the object '{name}', as 'forall' or 'exists' ask for it")
 
 
 def _check_length(section: list[Node], scope: Scope) -> None:
     """Read the form of `:length` that VAL reads, which says nothing about plans."""
     words = [word for word in section[1:] if isinstance(word, str)]
     numbers = [read_number(word, scope) for word in words[1::2]]
-    if words[::2] not in ([":serial"], [":parallel"], [":serial", ":parallel"]) or None in numbers:
-        scope.fail(section, "'(:length :serial NUMBER)', as VAL reads it")
-    if len(words) < len(section) - 1 or len(numbers) < len(words[::2]):
+    is_pairs = len(words) == len(section) - 1 and len(words) % 2 == 0
+    if not is_pairs or words[::2] not in ([":serial"], [":parallel"], [":serial", ":parallel"]) or None in numbers:
         scope.fail(section, "'(:length :serial NUMBER)', as VAL reads it")
 
 
 def _read_init(items: Sequence[Node], scope: Scope) -> tuple[tuple[Atom, ...], dict[Atom, float]]:
-    """Read which atoms hold at the start, and which functions have which value (the last one where several are given).
+    """Read the atoms that hold at the start, and the values of functions (of several for one function, the last).
 
     Negated facts are left out, even where they contradict a positive one (as in VAL).
     """
     facts: dict[Atom, None] = {}
     values: dict[Atom, float] = {}
     for node in items:
+        # Nearly all facts are plain; the rest takes the slower way, which has the messages.
         fact = read_fact(node, scope)
         if fact is None:
             fact = _read_other_fact(node, scope, values)
@@ -100,12 +102,14 @@ def _read_init(items: Sequence[Node], scope: Scope) -> tuple[tuple[Atom, ...], d
 def _read_other_fact(node: Node, scope: Scope, values: dict[Atom, float]) -> Atom | None:
     form, head = headed(node, scope, "a fact '(predicate object ...)'")
     if head == "=":
-        values.update([_read_value(form, scope)])
+        function, number = _read_value(form, scope)
+        values[function] = number
         return None
     if head != "not":
         return read_atom(form, head, scope)
     if len(form) != 2:
         scope.fail(form, "'(not (predicate ...))'")
+    # A negated fact is checked and left out: what is not listed does not hold.
     inner, inner_head = headed(form[1], scope, "'(predicate ...)' behind 'not'")
     if inner_head == "=":
         scope.fail(form, "a fact on a predicate")

@@ -1,4 +1,4 @@
-"""What the names in a PDDL text may refer to, and the atoms that they form."""
+"""The names that a PDDL text may use, and the atoms that they form."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ TOTAL_COST = "total-cost"
 TOTAL_TIME = "total-time"
 _NAME = re.compile(NAME_PATTERN)
 _VARIABLE = re.compile(r"\?" + NAME_PATTERN)
-# VAL reads these as keywords wherever they stand (tried out one by one), so they cannot name anything.
+# VAL reads these as keywords wherever they stand (each was tried), so they cannot name anything.
 RESERVED = frozenset(
     """define domain problem either and or not when forall exists imply increase decrease assign scale-up scale-down
     always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after preference
     name number duration minimize maximize total-time is-violated""".split()  # noqa: SIM905
 )
-# Words of conditions and effects that PDDL has beyond what is read here (`at` and `over` may also name predicates).
+# Words of PDDL's conditions and effects that are not covered here (`at` and `over` may also name predicates).
 BEYOND = frozenset(
     """always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after
     preference at over""".split()  # noqa: SIM905
@@ -50,7 +50,7 @@ BEYOND_ALL = {
 
 
 class UnsupportedPddlError(PddlError):
-    """Right PDDL that the built-in validator does not cover; VAL may."""
+    """Correct PDDL that the built-in validator does not cover; VAL may."""
 
 
 class UncoveredPddlError(UnsupportedPddlError):
@@ -66,7 +66,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What the names in a text may refer to.
+    """The names that a text may use at some place, and their types.
 
     Attributes:
         source: the file's name for messages.
@@ -79,7 +79,7 @@ class Scope:
         terms: variable, constant or object to its types.
         late: where not None, undeclared names are collected here instead of being an error.
         names_only: read what exists (actions, parameters, objects), not what holds (conditions, effects, facts).
-        fitting: pairs (types of an object, wanted types) found to fit, to look each up once.
+        fitting: pairs (types of an object, types of an argument) that fit, so that each pair is checked once.
     """
 
     source: str
@@ -99,14 +99,14 @@ class Scope:
         raise PddlError(self.source, line_of(node), f"expected {expected}, got '{show(node)}'")
 
     def refuse(self, node: Node, feature: str) -> NoReturn:
-        """Refuse PDDL that goes too far: VAL may cover it, unless no validator here does."""
+        """Refuse PDDL that is not covered here; the error says whether VAL may cover it."""
         if feature in BEYOND_ALL:
             self.refuse_for_all(node, BEYOND_ALL[feature])
         message = f"got '{feature}', which is not supported by the built-in validator"
         raise UnsupportedPddlError(self.source, line_of(node), message)
 
     def refuse_for_all(self, node: Node, feature: str) -> NoReturn:
-        """Refuse what VAL does not read, either."""
+        """Refuse what VAL does not read either."""
         message = f"got '{show(node)}': {feature} are read neither by the built-in validator nor by VAL"
         raise UncoveredPddlError(self.source, line_of(node), message)
 
@@ -139,20 +139,23 @@ def read_atom(form: list[Node], head: str, scope: Scope) -> Atom:
     """Read an atom whose predicate, number of arguments and argument types are as declared."""
     if (head in BEYOND or head in BEYOND_ALL) and head not in scope.predicates:
         scope.refuse(form, head)
-    wanted = ((ROOT_TYPE,),) * 2 if head == "=" else scope.predicates.get(head)
-    if wanted is None:
+    # `=` compares two objects of any types.
+    if head == "=":
+        return (str(head), *read_arguments(form, [(ROOT_TYPE,), (ROOT_TYPE,)], scope, typed=False))
+    argument_types = scope.predicates.get(head)
+    if argument_types is None:
         scope.fail(form, "a predicate declared under ':predicates'")
-    return (str(head), *read_arguments(form, wanted, scope, typed=scope.typed and head != "="))
+    return (str(head), *read_arguments(form, argument_types, scope, typed=scope.typed))
 
 
-def read_arguments(form: list[Node], wanted: Sequence[Types], scope: Scope, typed: bool) -> list[str]:
-    """Read what follows a predicate or function: declared variables, constants and objects of the wanted types."""
+def read_arguments(form: list[Node], argument_types: Sequence[Types], scope: Scope, typed: bool) -> list[str]:
+    """Read the arguments of a predicate or function: declared variables, constants and objects of its types."""
     arguments = [item for item in form[1:] if isinstance(item, str)]
     if len(arguments) != len(form) - 1:
         scope.refuse(form, f"numeric or nested {show(form)}")
-    if len(arguments) != len(wanted):
-        scope.fail(form, f"{len(wanted)} argument(s) for '{form[0]}'")
-    for argument, types in zip(arguments, wanted, strict=True):
+    if len(arguments) != len(argument_types):
+        scope.fail(form, f"{len(argument_types)} argument(s) for '{form[0]}'")
+    for argument, types in zip(arguments, argument_types, strict=True):
         _check_declared(argument, scope)
         if typed:
             _check_type(argument, types, scope)
@@ -160,15 +163,20 @@ def read_arguments(form: list[Node], wanted: Sequence[Types], scope: Scope, type
 
 
 def read_fact(node: Node, scope: Scope) -> Atom | None:
-    """Read a positive fact without variables, without messages and faster; None where it is not so plain."""
+    """Read a positive fact of declared objects, the fast way; None for anything else.
+
+    Most of a large problem's text is such facts. It raises nothing: what it does not accept is read by `read_atom`,
+    which has the messages.
+    """
     if not isinstance(node, list) or not node:
         return None
     try:
-        wanted = scope.predicates[node[0]]  # pyright: ignore[reportArgumentType] # a list fails as a key, too
-        if len(node) != len(wanted) + 1 or node[0] == "=":
+        # A list in place of a name cannot be a key and raises TypeError.
+        argument_types = scope.predicates[node[0]]  # pyright: ignore[reportArgumentType]
+        if len(node) != len(argument_types) + 1 or node[0] == "=":
             return None
         if scope.typed:
-            for pair in zip(map(scope.terms.__getitem__, node[1:]), wanted, strict=True):  # pyright: ignore
+            for pair in zip(map(scope.terms.__getitem__, node[1:]), argument_types, strict=True):  # pyright: ignore
                 if pair not in scope.fitting and not _fits(*pair, scope):
                     return None
         else:
@@ -179,26 +187,30 @@ def read_fact(node: Node, scope: Scope) -> Atom | None:
     return tuple(node)  # pyright: ignore[reportReturnType]
 
 
-def _fits(types: Types, wanted: Types, scope: Scope) -> bool:
-    """Return whether an object of these types, which is of all of them, is of one of the wanted ones."""
-    fits = any(not scope.ancestors[name].isdisjoint(wanted) for name in types)
+def _fits(types: Types, argument_types: Types, scope: Scope) -> bool:
+    """Return whether an object, which is of all its types, is of one of the argument's alternatives."""
+    fits = any(not scope.ancestors[name].isdisjoint(argument_types) for name in types)
     if fits:
-        scope.fitting.add((types, wanted))
+        scope.fitting.add((types, argument_types))
     return fits
 
 
 def _check_declared(term: str, scope: Scope) -> None:
-    if term not in scope.terms:
-        if scope.late is None or term[0] == "?":
-            scope.fail(term, "a declared variable" if term[0] == "?" else "a declared object or constant")
-        scope.late.add(read_name(term, scope, "an object"))
+    if term in scope.terms:
+        return
+    if term[0] == "?":
+        scope.fail(term, "a declared variable")
+    # In an untyped domain an action may name an object that only the problem declares.
+    if scope.late is None:
+        scope.fail(term, "a declared object or constant")
+    scope.late.add(read_name(term, scope, "an object"))
 
 
-def _check_type(term: str, wanted: Types, scope: Scope) -> None:
+def _check_type(term: str, argument_types: Types, scope: Scope) -> None:
     types = scope.terms[term]
-    if not types or not wanted:
+    if not types or not argument_types:
         scope.fail(term, "a type for it and for what it stands for, since the domain has ':types'")
     # A variable may turn out to be of any of its types; an object is of all of them.
     holds = all if term[0] == "?" else any
-    if types != wanted and not holds(not scope.ancestors[name].isdisjoint(wanted) for name in types):
-        scope.fail(term, f"an argument of type '{' or '.join(wanted)}'")
+    if types != argument_types and not holds(not scope.ancestors[name].isdisjoint(argument_types) for name in types):
+        scope.fail(term, f"an argument of type '{' or '.join(argument_types)}'")

@@ -1,7 +1,11 @@
 """Parenthesised text to nested lists, fast, or with the line of every word for messages.
 
-Words end where they end for VAL: at blanks and parentheses, in front of a `?`, and behind a name or a number where
-something else follows (`off?l`, `-type`).
+Words end where they end for VAL: at blanks and parentheses, before a `?`, and after a name or a number where something
+else follows (`off?l`, `-type`).
+
+Every text is read by `read_fast`, which keeps plain strings and no lines. Only where that fails, or a reader of its
+result does, is the text read again by `read_form`, whose words and forms know their lines, to raise the same error with
+a line. So both must accept the same texts.
 """
 
 import logging
@@ -16,22 +20,23 @@ Node: TypeAlias = "str | list[Node]"
 
 _LOG = logging.getLogger(__name__)
 _COMMENT = re.compile(r";[^\n]*+")
-# A name (`?x` and `:types` too), a number, an operator; or else a character that VAL would skip and no reader accepts.
+# A name (`?x` and `:types` too), a number, an operator. Any other character is a word of its own, which VAL would skip
+# and no reader here accepts.
 _WORD = r"[a-z_?:][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S"
 _TOKEN = re.compile(rf"[()]|{_WORD}")
 _TOKEN_WITH_LINES = re.compile(rf"[()\n]|{_WORD}", re.IGNORECASE)
 # VAL reads the `?` of a variable and its name as two words.
 _SPACED_VARIABLE = re.compile(r"\?(\s++)(?=[A-Za-z_])")
-# Blanks that only Unicode has, from copied text, are blanks; of other characters some look like letters.
+# Unicode's blanks, from copied text, count as blanks; other characters are refused, for some look like letters.
 _FOREIGN = re.compile(r"[^\x00-\x7f\s]")
 _BYTE_ORDER_MARK = "\ufeff"
 # No real PDDL nests deeper; the limit keeps the recursive readers of the result clear of Python's own.
 _MAX_DEPTH = 100
-# Three times the largest file of the planning competitions; reading so many takes about a second.
+# Three times the largest file of the planning competitions; reading that many takes about a second.
 MAX_TOKENS = 3_000_000
-# No name is as long; it would fill messages and other programs' buffers.
+# No real name is as long; such a word would fill messages and other programs' buffers.
 _LONGEST_WORD = 10_000
-# So many characters are cut into tokens at a time, so that memory holds no list of all of them.
+# Characters that are cut into tokens at a time, so that memory never holds the tokens of a whole large file.
 _CHUNK = 1 << 20
 
 
@@ -60,19 +65,20 @@ class Form(list["Word | Form"]):
 def read_fast(text: str, source: str) -> list[Node]:
     """Read the first parenthesised form of a text as plain lists and strings, about five times faster than `read_form`.
 
-    What follows the form is not read, as in VAL; a warning says so. Errors carry no line: whoever gets one reads again
-    with `read_form`, which raises the same error with its line.
+    What follows the form is not read, as in VAL; a warning says so. Errors carry no line: the caller reads again with
+    `read_form`, which raises the same error with its line.
 
     Args:
         text: the file's text; `;` starts a comment.
         source: the file's name for messages.
 
     Raises:
-        PddlError: a missing parenthesis, or text in front of the form.
+        PddlError: a missing parenthesis, or text before the form.
         TextTooLargeError: more than `MAX_TOKENS` tokens; it has a line.
     """
     plain = _without_comments(text)
-    if not plain.isascii():  # asked before letters become small: that of the kelvin sign is k
+    # Checked before `lower`, which would turn the kelvin sign into a k.
+    if not plain.isascii():
         if _FOREIGN.search(plain):
             raise PddlError(source, 1, "expected ASCII characters outside comments")
         plain = re.sub(r"[^\x00-\x7f]", " ", plain)
@@ -82,8 +88,8 @@ def read_fast(text: str, source: str) -> list[Node]:
     for tokens, end in _chunks(plain, source):
         if not stack and tokens[:1] not in (["("], []):
             raise PddlError(source, 1, "expected one '(define ...)'")
-        rest = iter(tokens)
-        for token in rest:
+        remaining = iter(tokens)
+        for token in remaining:
             if token == "(":
                 form: list[Node] = []
                 current.append(form)
@@ -96,25 +102,31 @@ def read_fast(text: str, source: str) -> list[Node]:
             else:
                 closed, current = current, stack.pop()
                 if not stack:
-                    behind = next(rest, None) or next(_TOKEN.finditer(plain, end), None)
-                    if behind:
-                        _warn(behind if isinstance(behind, str) else behind[0], source)
+                    # The next token may stand in the next chunk, which is not cut any more.
+                    match = _TOKEN.search(plain, end)
+                    following = next(remaining, match[0] if match else None)
+                    if following is not None:
+                        _warn(following, source)
                     return closed
     raise PddlError(source, 1, "expected one '(define ...)'")
 
 
 def _without_comments(text: str) -> str:
-    """Take the comments, a byte order mark and the blanks in variables out; everything else keeps its line."""
+    """Remove comments, a byte order mark and the blanks in variables; everything else keeps its line."""
     plain = text.removeprefix(_BYTE_ORDER_MARK)
     if ";" in plain:
         plain = _COMMENT.sub("", plain)
-    return _SPACED_VARIABLE.sub(r"\1?", plain) if "?" in plain else plain
+    if "?" in plain:
+        # The blanks move before the `?`, so that line breaks among them still count.
+        plain = _SPACED_VARIABLE.sub(r"\1?", plain)
+    return plain
 
 
 def _chunks(plain: str, source: str) -> Iterator[tuple[list[str], int]]:
-    """Yield the tokens of a text, many at a time, each with the place behind them."""
+    """Yield the tokens of a text in chunks, each with the position after its last character."""
     words: dict[str, str] = {}
-    start, n_tokens = 0, 0
+    start = 0
+    n_tokens = 0
     while start < len(plain):
         end = _end_of_chunk(plain, start)
         tokens = _TOKEN.findall(plain, start, end)
@@ -123,21 +135,22 @@ def _chunks(plain: str, source: str) -> Iterator[tuple[list[str], int]]:
             raise PddlError(source, 1, "expected shorter words")
         if n_tokens > MAX_TOKENS:
             raise _too_large(plain.count("\n", 0, start) + 1, source)
-        if end - start < len(plain):  # of a long text memory holds each word once, however often it comes
+        # Of a long text, memory holds each word once, however often it occurs.
+        if end - start < len(plain):
             tokens = [words.setdefault(token, token) for token in tokens]
         yield tokens, end
         start = end
 
 
 def _end_of_chunk(plain: str, start: int) -> int:
-    """Return a place at which no token is cut: behind a line break or a blank, or else the end of the text."""
+    """Return a position at which no token is cut: after a line break or a blank, or else the end of the text."""
     end = start + _CHUNK
     if end >= len(plain):
         return len(plain)
     for blank in "\n ":
-        place = plain.rfind(blank, start, end) + 1
-        if place > start:
-            return place
+        position = plain.rfind(blank, start, end) + 1
+        if position > start:
+            return position
     return len(plain)
 
 
@@ -157,11 +170,13 @@ def read_form(text: str, source: str) -> Form:
         source: the file's name for messages.
 
     Raises:
-        PddlError: a missing parenthesis, or text in front of the form.
+        PddlError: a missing parenthesis, or text before the form.
         TextTooLargeError: more than `MAX_TOKENS` tokens.
     """
-    line, top, n_tokens = 1, Form(1), 0
-    stack = [top]
+    line = 1
+    n_tokens = 0
+    # The first entry stands for the text itself and collects what is outside every parenthesis.
+    stack = [Form(1)]
     plain = _without_comments(text)
     for match in _TOKEN_WITH_LINES.finditer(plain):
         token = match[0]
@@ -180,7 +195,8 @@ def read_form(text: str, source: str) -> Form:
         if len(stack) == 1:
             break
     form = _only_form(stack, line, source)
-    foreign = _FOREIGN.search(plain)  # it can only be behind the form
+    # Words of the form are checked one by one, so what is found now stands after it; `read_fast` refuses it too.
+    foreign = _FOREIGN.search(plain)
     if foreign:
         _word(foreign[0], plain.count("\n", 0, foreign.start()) + 1, source)
     return form
@@ -193,9 +209,16 @@ def line_of(node: Node) -> int:
 
 def show(node: "Node | Form") -> str:
     """Write a node back as short one-line text for a message."""
-    text = node if isinstance(node, str) else f"({' '.join(map(show, node[:3]))}{' ...' * (len(node) > 3)})"
-    text = str(text) if len(text) <= 60 else text[:57] + "..."
-    return text if text.isprintable() else ascii(text)[1:-1]
+    if isinstance(node, str):
+        text = str(node)
+    else:
+        ellipsis = " ..." if len(node) > 3 else ""
+        text = f"({' '.join(map(show, node[:3]))}{ellipsis})"
+    if len(text) > 60:
+        text = text[:57] + "..."
+    if text.isprintable():
+        return text
+    return ascii(text)[1:-1]
 
 
 def _word(token: str, line: int, source: str) -> Word:
@@ -225,6 +248,7 @@ def _close(stack: list[Form], line: int, source: str) -> None:
 def _only_form(stack: list[Form], line: int, source: str) -> Form:
     if len(stack) > 1:
         raise PddlError(source, line, f"expected ')' for the '(' of line {stack[-1].line}, got the end of the text")
+    # The message about an empty text shows this word in place of the form.
     first = stack[0][0] if stack[0] else _word("end-of-text", line, source)
     if isinstance(first, Word):
         raise PddlError(source, first.line, f"expected '(define ...)', got '{show(first)}'")

@@ -1,4 +1,4 @@
-"""What a domain and a problem say, as plain data."""
+"""Domains and problems as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPd
 from jaxppo.planning.language.verdicts import PlanError
 
 ACTION_PARTS = (":parameters", ":precondition", ":effect")
-"""What an operator says behind its name, in the usual order."""
+"""The parts of an operator after its name, in the usual order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Domain:
     strata: Mapping[str, int]
     fallible: frozenset[str]
 
-    def is_of_type(self, types: Types, wanted: Types) -> bool:
-        """Return whether an object declared with `types` may stand where one of `wanted` is asked for."""
-        return any(not self.ancestors[name].isdisjoint(wanted) for name in types)
+    def is_of_type(self, types: Types, argument_types: Types) -> bool:
+        """Return whether an object declared with `types` may stand for an argument of one of `argument_types`."""
+        return any(not self.ancestors[name].isdisjoint(argument_types) for name in types)
 
 
 class Metric(NamedTuple):
-    """What a plan should make small or large; it has no say in whether the plan is valid."""
+    """The expression that a plan should minimize or maximize; validity does not depend on it."""
 
     direction: str
     expression: Expression
@@ -91,12 +91,12 @@ class Problem:
     Attributes:
         name: the name it gives itself.
         domain: its domain.
-        objects: name to types, in source order behind the domain's constants, which are among them.
+        objects: name to types: the domain's constants, then the problem's objects in source order.
         init: the atoms that hold at the start.
         init_order: the same atoms in source order.
         conditions: what must hold at the end, in source order: the conditions that the goal's outer `and` joins.
         values: the functions that have a value at the start, in source order.
-        metric: what `:metric` says.
+        metric: the section `:metric`.
     """
 
     name: str
@@ -110,17 +110,19 @@ class Problem:
 
     @property
     def goal(self) -> tuple[Literal, ...]:
-        """The goal as the literals that it joins.
+        """The literals of a goal that is a conjunction of literals.
 
         Raises:
             UnsupportedPddlError: the goal is more than a conjunction of literals; see `conditions`.
         """
-        literals = tuple(condition for condition in self.conditions if isinstance(condition, Literal))
-        if len(literals) < len(self.conditions):
-            first = next(condition for condition in self.conditions if not isinstance(condition, Literal))
-            message = f"expected a goal that is a conjunction of literals, got '{write_condition(first, {}):.60}'"
-            raise UnsupportedPddlError(f"problem {self.name}", 1, message)
-        return literals
+        literals = []
+        for condition in self.conditions:
+            if not isinstance(condition, Literal):
+                text = write_condition(condition, {})
+                message = f"expected a goal that is a conjunction of literals, got '{text:.60}'"
+                raise UnsupportedPddlError(f"problem {self.name}", 1, message)
+            literals.append(condition)
+        return tuple(literals)
 
 
 def check_action(problem: Problem, action: Action) -> PlanError | None:
@@ -135,9 +137,10 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
         if name not in objects:
             return PlanError.UNKNOWN_OBJECT
     if problem.domain.typed:
-        for name, (_, wanted) in zip(action[1:], schema.parameters, strict=True):
-            own = objects[name]
-            if (own != wanted or not own) and not problem.domain.is_of_type(own, wanted):
+        for name, (_, argument_types) in zip(action[1:], schema.parameters, strict=True):
+            types = objects[name]
+            # Equal types fit without a look at the hierarchy, but an object without a type fits nowhere.
+            if (types != argument_types or not types) and not problem.domain.is_of_type(types, argument_types):
                 return PlanError.WRONG_TYPE
     return None
 

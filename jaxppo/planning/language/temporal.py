@@ -1,6 +1,6 @@
-"""PDDL in which time matters, as far as a plan for it must be read and its names checked; VAL does the rest.
+"""Temporal PDDL, as far as a plan for it must be read and its names checked.
 
-Durative actions, processes and events, timed initial literals. What holds and when is left to VAL.
+Durative actions, processes and events, timed initial literals. What holds when is left to VAL.
 
 Source: Fox and Long, PDDL2.1, JAIR 20 (2003), and PDDL+, JAIR 27 (2006); Edelkamp and Hoffmann, PDDL2.2, technical
 report 195, University of Freiburg (2004).
@@ -32,18 +32,18 @@ from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
 
 Plan = Sequence[Action | TimedAction]
-"""The steps of a plan: with time stamps where `needs_time_stamps` says so, else without."""
+"""The steps of a plan, with time stamps where `needs_time_stamps`."""
 
 _COMMENT = re.compile(r";[^\n]*+")
 _TIMED_SECTION = re.compile(r"\(\s*+:(?:durative-action|process|event)(?![\w-])")
 _TIMED_FACT = re.compile(r"\(\s*+at\s++[0-9.]++\s*+\(")
 _DURATIVE = ":durative-action"
-# What declares the operators and objects, and everything that a plan can name.
+# The sections that declare operators and objects, all that a plan can name.
 _NAMING_SECTIONS = frozenset({":requirements", ":types", ":constants", ":action", ":objects", ":domain", _DURATIVE})
 
 
 class PlanNames(NamedTuple):
-    """What the steps of a plan may name.
+    """The names that the steps of a plan may use.
 
     Attributes:
         problem: operators, parameters and objects.
@@ -74,14 +74,14 @@ def _has_timed_facts(problem_pddl: str) -> bool:
 
 
 def parse_plan_for(domain_pddl: str, problem_pddl: str, plan_text: str) -> ParsedPlan | ParsedTimedPlan:
-    """Read a plan as its problem asks for: with time stamps (`parse_timed_plan_text`) or without."""
+    """Read a plan with time stamps (`parse_timed_plan_text`) or without, as its problem needs."""
     if needs_time_stamps(domain_pddl, problem_pddl):
         return parse_timed_plan_text(plan_text)
     return parse_plan_text(plan_text)
 
 
 def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
-    """Read what a plan may name, of any PDDL: where the built-in validator covers it the files are read in full.
+    """Read the names that a plan may use, of any PDDL; files that the built-in validator covers are read in full.
 
     Raises:
         PddlError: the domain or the problem cannot be read.
@@ -89,16 +89,18 @@ def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
     try:
         return PlanNames(parse_problem(problem_pddl, parse_domain(domain_pddl)), False, frozenset(), None)
     except UncoveredPddlError:
+        # VAL does not read it either, so no plan for it can be judged.
         raise
     except UnsupportedPddlError as error:
         beyond = str(error)
     timed = needs_time_stamps(domain_pddl, problem_pddl)
     if not timed:
-        return PlanNames(parse_problem_names(domain_pddl, problem_pddl), timed, frozenset(), beyond)
+        return PlanNames(parse_problem_names(domain_pddl, problem_pddl), False, frozenset(), beyond)
+    # The reader of names knows no durative actions, so it reads an outline in which they are plain ones.
     domain = read_form(domain_pddl, "<domain>")
     problem = read_form(problem_pddl, "<problem>")
     names = parse_problem_names(_outline(domain), _outline(problem))
-    return PlanNames(names, timed, _durative_names(domain), beyond)
+    return PlanNames(names, True, _durative_names(domain), beyond)
 
 
 def check_step(names: PlanNames, step: Action | TimedAction) -> PlanError | None:
@@ -120,7 +122,10 @@ def _durative_names(domain: Form) -> frozenset[str]:
 
 
 def _outline(form: Form) -> str:
-    """Keep only what declares names, every word on its line: durative actions become plain ones."""
+    """Write only the declarations of names, with durative actions as plain ones.
+
+    Every word keeps its line, so that an error in the outline names the line of the file.
+    """
     lines: dict[int, list[str]] = {}
     for token, line in _outline_tokens(form):
         lines.setdefault(line, []).append(token)
@@ -131,22 +136,25 @@ def _outline_tokens(form: Form) -> Iterator[tuple[str, int]]:
     yield "(", form.line
     for node in form:
         keyword = node[0] if isinstance(node, Form) and node else None
-        if not (isinstance(keyword, Word) and keyword[0] == ":"):
-            yield from _tokens(node)
-        elif isinstance(node, Form) and keyword in (":action", _DURATIVE):
+        is_section = isinstance(keyword, Word) and keyword[0] == ":"
+        if isinstance(node, Form) and keyword in (":action", _DURATIVE):
             yield from _action_tokens(node)
-        elif keyword in _NAMING_SECTIONS:
+        elif not is_section or keyword in _NAMING_SECTIONS:
             yield from _tokens(node)
     yield ")", _last_line(form)
 
 
 def _action_tokens(form: Form) -> Iterator[tuple[str, int]]:
-    """Yield an operator's head: its name and parameters."""
+    """Yield an operator's name and parameters."""
+    head = form[1:2]
+    if form[0] == _DURATIVE:
+        # VAL needs the parameters right after the name; whatever stands there is kept, for the error.
+        head += form[2:4]
+    elif ":parameters" in form[:-1]:
+        index = next(index for index, node in enumerate(form) if node == ":parameters")
+        head += form[index : index + 2]
     yield "(:action", form.line
-    places = [place for place, node in enumerate(form[:-1]) if node == ":parameters"]
-    # VAL wants them behind the name of a durative action; other actions may be without.
-    first = 2 if form[0] == _DURATIVE or not places else places[0]
-    for node in (*form[1:2], *(form[first : first + 2] if places or form[0] == _DURATIVE else ())):
+    for node in head:
         yield from _tokens(node)
     yield ":precondition () :effect (and))", _last_line(form)
 
@@ -162,5 +170,7 @@ def _tokens(node: Word | Form) -> Iterator[tuple[str, int]]:
 
 
 def _last_line(form: Form) -> int:
-    last = form[-1] if form else form
-    return last.line if isinstance(last, Word) or not last else _last_line(last)
+    if not form:
+        return form.line
+    last_node = form[-1]
+    return last_node.line if isinstance(last_node, Word) else _last_line(last_node)
