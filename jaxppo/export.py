@@ -24,7 +24,9 @@ def export(config: ExportConfig) -> Path:
     console, run = Console(config.quiet), Path(config.run_dir or "")
     activity.show_on(console)
     repo_id = hub.destination(config.hub, run) if config.hub.push_to_hub else None
-    as_they_are = repo_id is not None and not config.says_what and config.run_dir is not None and hub.has_models(run)
+    as_they_are = (
+        repo_id is not None and not config.has_export_options and config.run_dir is not None and hub.has_models(run)
+    )
     folder = run if as_they_are else _write(config, run, console)
     if repo_id is not None:
         console.print(f"from {folder} to {repo_id} on the hub")

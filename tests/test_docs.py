@@ -25,7 +25,7 @@ import yaml
 
 from jaxppo import hf, models
 from jaxppo.config.__main__ import COMMANDS
-from jaxppo.config.gone import GONE
+from jaxppo.config.old_settings import OLD_SETTINGS
 from jaxppo.config.sources import fields_of, parse_cli, setting_names
 from jaxppo.data import word_tokenizer
 from jaxppo.errors import ConfigError
@@ -57,7 +57,7 @@ COMMAND = re.compile(r"\bpython3? -m jaxppo\.|\bpip install |\bpython \w+/")
 SETTINGS = {name: set(setting_names(command)) for name, command in COMMANDS.items()}
 """Of each command."""
 ALL_SETTINGS = set().union(*SETTINGS.values())
-EARLIER = {*GONE, *fields_of(COMMANDS["train"]), *fields_of(COMMANDS["sft"]), *fields_of(COMMANDS["evaluate"])}
+EARLIER = {*OLD_SETTINGS, *fields_of(COMMANDS["train"]), *fields_of(COMMANDS["sft"]), *fields_of(COMMANDS["evaluate"])}
 """Flags that commands have had."""
 
 

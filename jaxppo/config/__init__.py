@@ -4,7 +4,7 @@ In: presets, YAML files and flags (`sources`). Out: one configuration per comman
 field, and unique over all groups.
 """
 
-from jaxppo.config import gone, paths, reading, redact, sources
+from jaxppo.config import old_settings, paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import JsonMapping, Validator, is_repo_id, require, require_repo_id
 from jaxppo.config.commands import EvaluateConfig, ExportConfig, RepairConfig, ReportConfig, RewardServerConfig
@@ -47,8 +47,8 @@ __all__ = [
     "StreamingConfig",
     "TrainConfig",
     "Validator",
-    "gone",
     "is_repo_id",
+    "old_settings",
     "parse_sizes",
     "paths",
     "reading",

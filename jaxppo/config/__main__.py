@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxppo import config
 from jaxppo.config.checks import has_flag
-from jaxppo.config.help import TypeWords, as_text, meanings, summary, type_text
+from jaxppo.config.help import TypeWords, as_text, groups_of, meanings, summary, type_text
 from jaxppo.config.sources import setting_names
 from jaxppo.planning.datasets import config as planning
 
@@ -63,7 +63,7 @@ python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test
 
 def markdown_page() -> str:
     """Write the page: commands, the groups of settings that they share, their own settings, and presets."""
-    groups = dict.fromkeys(group for command in COMMANDS.values() for group in _groups(command).values())
+    groups = dict.fromkeys(group for command in COMMANDS.values() for group in groups_of(command).values())
     sections = [_INTRODUCTION + _commands(), *map(_group_section, groups)]
     sections += [_command_section(name, command) for name, command in COMMANDS.items()]
     return "\n".join(sections) + "\n" + _presets()
@@ -71,7 +71,7 @@ def markdown_page() -> str:
 
 def _commands() -> str:
     rows = [
-        f"| [`{name}`](#{_anchor(_title(name))}) | {_summary(command)} | {_links(_groups(command).values())} |"
+        f"| [`{name}`](#{_anchor(_title(name))}) | {_summary(command)} | {_links(groups_of(command).values())} |"
         for name, command in COMMANDS.items()
     ]
     head = "## Commands\n\n| `python -m jaxppo.` | what it does | groups beside its own settings |\n|---|---|---|\n"
@@ -79,13 +79,14 @@ def _commands() -> str:
 
 
 def _group_section(group: type) -> str:
-    commands = {name: command for name, command in COMMANDS.items() if group in _groups(command).values()}
+    commands = {name: command for name, command in COMMANDS.items() if group in groups_of(command).values()}
     text = f"## {group.__name__}\n\n{_summary(group)} Of {', '.join(f'`{name}`' for name in commands)}.\n\n"
     text += _table(group(), [spec.name for spec in dataclasses.fields(group) if has_flag(spec)])
     for name, command in commands.items():
-        unread = [spec.name for spec in dataclasses.fields(group) if spec.name in getattr(command, "UNREAD", ())]
-        if unread:
-            text += f"\n`{name}` has no flags for {', '.join(f'`{setting}`' for setting in unread)}.\n"
+        unread = getattr(command, "UNREAD", ())
+        settings = [f"`{spec.name}`" for spec in dataclasses.fields(group) if spec.name in unread]
+        if settings:
+            text += f"\n`{name}` has no flags for {', '.join(settings)}.\n"
     return text + _in_python(group)
 
 
@@ -98,12 +99,16 @@ def _in_python(settings: type) -> str:
 def _command_section(name: str, command: type) -> str:
     text = f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), setting_names(command))}"
     text += _in_python(command)
-    for field, group in _groups(command).items():
-        own, usual = getattr(command(), field), group()
-        other = [f.name for f in dataclasses.fields(group) if getattr(own, f.name) != getattr(usual, f.name)]
-        if other:
-            values = ", ".join(f"`{setting}` {_value(getattr(own, setting))}" for setting in other)
-            text += f"\nOther defaults of {_links([group])} here: {values}.\n"
+    for field, group in groups_of(command).items():
+        settings = getattr(command(), field)
+        defaults = group()
+        values = []
+        for spec in dataclasses.fields(group):
+            value = getattr(settings, spec.name)
+            if value != getattr(defaults, spec.name):
+                values.append(f"`{spec.name}` {_value(value)}")
+        if values:
+            text += f"\nOther defaults of {_links([group])} here: {', '.join(values)}.\n"
     return text
 
 
@@ -120,11 +125,6 @@ def _presets() -> str:
     return text
 
 
-def _groups(command: type) -> dict[str, Any]:
-    """Return the fields of a command that are groups of settings."""
-    return {f.name: f.type for f in dataclasses.fields(command) if dataclasses.is_dataclass(f.type)}
-
-
 def _table(settings: Any, names: Collection[str]) -> str:
     """Return those settings of one dataclass that are named, groups inside it left out."""
     meaning = meanings(type(settings))
@@ -139,11 +139,15 @@ def _table(settings: Any, names: Collection[str]) -> str:
 
 def _markdown(text: str) -> str:
     """Plain text as the cell of a table; names of pages become links."""
-    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    cells = [
-        part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part).replace("docs/", "docs:") for part in parts
-    ]
-    return re.sub(r"docs:(\w+\.md)", r"[\1](\1)", "".join(cells)).replace("|", "\\|")
+    cell = ""
+    for part in re.split(r"(`[^`]*`)", " ".join(text.split())):
+        # Code stays as it is; in the text around it, characters are escaped that Markdown would read.
+        if not part.startswith("`"):
+            part = re.sub(r"([*<])", r"\\\1", part)
+            part = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", part)
+        cell += part
+    # A bar would end the cell, within code, too.
+    return cell.replace("|", "\\|")
 
 
 def _value(value: Any) -> str:

@@ -33,6 +33,7 @@ class Algorithm(NamedTuple):
     unused: tuple[str, ...] = ()
 
 
+# Settings that only an algorithm with a value function, or only GRPO, reads.
 _CRITIC = ("whiten_rewards", "score_position")
 _GRPO = ("scale_rewards", "importance_sampling_level", "use_bias_correction_kl")
 

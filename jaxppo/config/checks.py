@@ -18,10 +18,10 @@ ComputeDtype = Literal["float32", "bfloat16"]
 """Numbers that a model computes in."""
 
 
-def require(condition: bool, name: str, expected: str, value: object) -> None:
+def require(condition: bool, name: str, requirement: str, value: object) -> None:
     """Raise a `ConfigError` that names the field unless `condition` holds."""
     if not condition:
-        raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+        raise ConfigError(f"{name}: expected {requirement}, got {value!r}")
 
 
 def require_positive(config: object, *names: str) -> None:
@@ -124,8 +124,9 @@ def require_mapping(config: object, name: str, refused: Collection[str] = ()) ->
     value = getattr(config, name)
     if value is None:
         return
-    expected = "a mapping, in JSON such as '{\"enable_thinking\": false}'"
-    require(isinstance(value, dict), name, expected, value)
+    # The mapping has to come back the same from config.yaml, and from the JSON of a command line.
+    requirement = "a mapping, in JSON such as '{\"enable_thinking\": false}'"
+    require(isinstance(value, dict), name, requirement, value)
     try:
         is_plain = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):

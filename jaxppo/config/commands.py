@@ -21,22 +21,22 @@ class RepairConfig:
     """What happens after a plan that is not valid."""
 
     repair_rounds: int = 0
-    """After a plan that is not valid the model is told so and asked again, up to so many times; what it says first is
-    what every other number is about."""
+    """After an invalid plan the model is asked again, up to this many times; all other numbers of the evaluation are
+    about its first answer."""
     repair_with: Literal["reason", "plan", "nothing"] = python_only("reason")
     """What the model is given when it is asked again: the problem, its plans and what is wrong with them; without what
     is wrong (plan); or the problem alone, as a control, which samples another plan (nothing)."""
     repair_temperature: float | None = python_only(None)
-    """Temperature of the rounds behind the first answer; default: eval_temperature."""
+    """Temperature of the rounds after the first answer; default: eval_temperature."""
 
     def __post_init__(self) -> None:
         require(self.repair_rounds >= 0, "repair_rounds", "an integer of at least 0", self.repair_rounds)
         if self.repair_temperature is not None:
             require_finite(self, "repair_temperature")
         if self.repair_rounds == 0:
-            for name, usual in (("repair_with", "reason"), ("repair_temperature", None)):
-                value = getattr(self, name)
-                require(value == usual, name, f"{usual} without repair_rounds", value)
+            require(self.repair_with == "reason", "repair_with", "reason without repair_rounds", self.repair_with)
+            temperature = self.repair_temperature
+            require(temperature is None, "repair_temperature", "None without repair_rounds", temperature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,22 +124,23 @@ class EvaluateConfig:
         splits = self.data.eval_splits
         require(len(splits) > 0, "eval_splits", "at least one split", splits)
         require(len(set(splits)) == len(splits), "eval_splits", "each split once", splits)
-        taken = [split for split in splits if split in ("comparison", "compared_with")]
-        require(not taken, "eval_splits", "other names than comparison and compared_with", taken)
+        # The results file has these two keys beside those of the splits.
+        reserved = [split for split in splits if split in ("comparison", "compared_with")]
+        require(not reserved, "eval_splits", "other names than comparison and compared_with", reserved)
         if self.decoder != "plain":
             require(self.plans is None, "decoder", "plain without a model", self.decoder)
             greedy = self.num_samples == 1 and self.evaluation.eval_temperature == 0.0
             require(greedy, "decoder", "plain with num_samples or eval_temperature: others are greedy", self.decoder)
             functions = self.reward.reward_funcs
             require(functions == ("plan",), "decoder", f"plain with reward_funcs {' '.join(functions)}", self.decoder)
-            as_usual = not sampling.stop_strings and sampling.repetition_penalty == 1.0
-            require(as_usual, "decoder", "plain with stop_strings or repetition_penalty", self.decoder)
+            is_default = not sampling.stop_strings and sampling.repetition_penalty == 1.0
+            require(is_default, "decoder", "plain with stop_strings or repetition_penalty", self.decoder)
         if self.repair.repair_rounds:
             self._check_repair()
         if self.num_samples > 1:
             temperature = self.evaluation.eval_temperature
-            expected = "a number above 0 with num_samples above 1: greedy samples are all the same"
-            require(temperature > 0.0, "eval_temperature", expected, temperature)
+            requirement = "a number above 0 with num_samples above 1: greedy samples are all the same"
+            require(temperature > 0.0, "eval_temperature", requirement, temperature)
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -152,38 +153,43 @@ class EvaluateConfig:
         )
 
     def _check_repair(self) -> None:
-        rounds, functions = self.repair.repair_rounds, self.reward.reward_funcs
+        rounds = self.repair.repair_rounds
+        functions = self.reward.reward_funcs
         require(self.plans is None, "repair_rounds", "0 without a model", rounds)
         require(self.compare_with is None, "repair_rounds", "0 with compare_with", rounds)
         require(self.decoder == "plain", "repair_rounds", f"0 with decoder {self.decoder}", rounds)
         require(self.num_samples == 1, "repair_rounds", "0 with num_samples above 1", rounds)
         require(functions == ("plan",), "repair_rounds", f"0 with reward_funcs {' '.join(functions)}", rounds)
-        later = self.repair.repair_temperature
-        temperature = self.evaluation.eval_temperature if later is None else later
-        expected = "a number above 0 with repair_with nothing: greedy answers to the same prompt are all the same"
-        require(self.repair.repair_with != "nothing" or temperature > 0.0, "repair_temperature", expected, temperature)
+        temperature = self.repair.repair_temperature
+        if temperature is None:
+            temperature = self.evaluation.eval_temperature
+        requirement = "a number above 0 with repair_with nothing: greedy answers to the same prompt are all the same"
+        require(
+            self.repair.repair_with != "nothing" or temperature > 0.0, "repair_temperature", requirement, temperature
+        )
 
     def _check_sources(self) -> None:
-        both = self.plans is not None and self.model is not None
-        require(not both, "plans", "a file of plans, or model, not both", self.plans)
+        has_two_sources = self.plans is not None and self.model is not None
+        require(not has_two_sources, "plans", "a file of plans, or model, not both", self.plans)
         for name in ("model", "compare_with"):
             sources = getattr(self, name)
             if sources is not None:
-                given = not isinstance(sources, str) and len(sources) > 0
-                require(given, name, "one or more", sources)
+                # In Python a single text would pass as a sequence: of its characters.
+                is_sequence = not isinstance(sources, str) and len(sources) > 0
+                require(is_sequence, name, "one or more", sources)
         files = [source for source in self.compare_with or () if source.endswith(".jsonl")]
-        alone = not files or len(self.compare_with or ()) == 1
-        require(alone, "compare_with", "models, or one file of plans", self.compare_with)
-        reads_plans, compares = self.plans is not None or bool(files), self.compare_with is not None
+        fits = not files or len(self.compare_with or ()) == 1
+        require(fits, "compare_with", "models, or one file of plans", self.compare_with)
+        reads_plans = self.plans is not None or bool(files)
+        compares = self.compare_with is not None
         if reads_plans or compares:
             functions = self.reward.reward_funcs
             require(functions == ("plan",), "reward_funcs", "plan alone with plans or compare_with", functions)
         self._check_answers()
         allowed = self.allow_unmatched_plans
         require(reads_plans or not allowed, "allow_unmatched_plans", "False without a file of plans", allowed)
-        require(
-            compares or self.compare_label is None, "compare_label", "None without compare_with", self.compare_label
-        )
+        label = self.compare_label
+        require(compares or label is None, "compare_label", "None without compare_with", label)
         has_models = self.plans is None or (compares and not files)
         require(self.num_samples == 1 or has_models, "num_samples", "1 without a model", self.num_samples)
 
@@ -224,7 +230,7 @@ class ExportConfig:
     """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
     hub: HubConfig = field(default_factory=HubConfig)
     run_dir: str | None = None
-    """Run folder. With --push_to_hub and nothing said of what to export, the models that a finished run has written are
+    """Run folder. With --push_to_hub and no option of what to export, the models that a finished run has written are
     pushed as they are."""
     output_dir: str | None = None
     """Where the folders of the models go; default: <run_dir>/exports/<step>."""
@@ -244,16 +250,16 @@ class ExportConfig:
         require(well_formed, "max_shard_size", "a size such as 5GB or 200MB", self.max_shard_size)
 
     @property
-    def says_what(self) -> bool:
-        """Whether anything is said of which weights to export, how, or to where."""
-        usual = {spec.name: spec.default for spec in dataclasses.fields(self)}
+    def has_export_options(self) -> bool:
+        """Whether an option says which weights to export, how, or where to."""
+        defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         names = ("output_dir", "step", "dtype", "max_shard_size")
-        return any(getattr(self, name) != usual[name] for name in names)
+        return any(getattr(self, name) != defaults[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardServerConfig:
-    """A reward function behind HTTP, for runs on other machines."""
+    """A reward function served over HTTP, for runs on other machines."""
 
     preset: str | None = None
     """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
@@ -269,7 +275,7 @@ class RewardServerConfig:
     workers: int = 1
     """Requests worked on at a time; above 1 the function has to be safe for threads."""
     max_waiting: int = 32
-    """Requests that may wait beside them; one more is told to come again later (503)."""
+    """Requests that may wait beside them; one more is refused with the status 503, to be sent again later."""
     max_body_mib: float = 64.0
     """Longest request, in MiB."""
 
@@ -278,12 +284,15 @@ class RewardServerConfig:
         require(self.max_waiting >= 0, "max_waiting", "an integer of at least 0", self.max_waiting)
         require(0 < self.max_body_mib < math.inf, "max_body_mib", "a finite number above 0", self.max_body_mib)
         require_positive(self, "workers")
-        expected = "one function: a client asks a server for one score, and can weigh it with others"
-        require(len(self.reward.reward_funcs) == 1, "reward_funcs", expected, self.reward.reward_funcs)
+        requirement = "one function: a client asks a server for one score, and can weigh it with others"
+        require(len(self.reward.reward_funcs) == 1, "reward_funcs", requirement, self.reward.reward_funcs)
         default = RewardConfig()
         for name in ("reward_weights", "reward_timeout_s", "reward_workers", "on_error", "on_timeout"):
-            value, usual = getattr(self.reward, name), getattr(default, name)
-            require(value == usual, name, f"{usual}: it is a setting of the run that asks the server", value)
+            value = getattr(self.reward, name)
+            requirement = getattr(default, name)
+            require(
+                value == requirement, name, f"{requirement}: it is a setting of the run that asks the server", value
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

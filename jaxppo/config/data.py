@@ -25,12 +25,12 @@ STREAM = "stream:"
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of generated data."""
 
-USUAL_PARTS = {
+DEFAULT_PARTS = {
     "sizes": {"train": "3:2000,4:6000,5:24000", "rl": "5:400,6:2600", "test": "4:40,5:400", "test_longer": "6:1024"},
     "stream_lengths": {"train": "1-10", "test_longer": "12-20"},
     "stream_rows": {"rl": "500", "test": "50"},
 }
-"""Settings that say KEY=VALUE of each split or domain, of which a file or flag may change some: their defaults."""
+"""Settings of KEY=VALUE words, one for each split or domain, of which a file or flag may change some: the defaults."""
 
 TOKENIZER_ARGUMENTS = ("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
 TOKENIZER_ARGUMENTS += ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
@@ -102,17 +102,19 @@ class DataConfig:
     """See input_min_text_length."""
 
     def __post_init__(self) -> None:
-        low, high = self.input_min_text_length, self.input_max_text_length
+        low = self.input_min_text_length
+        high = self.input_max_text_length
         if low is not None or high is not None:
-            given = low is not None and high is not None and 1 <= low <= high
-            expected = "1 <= input_min_text_length <= input_max_text_length, or neither"
-            require(given, "input_min_text_length, input_max_text_length", expected, (low, high))
-            expected = "None or False with input_max_text_length: text to be continued is no turn of a chat"
-            require(not self.use_chat_template, "use_chat_template", expected, self.use_chat_template)
-            expected = "0 with input_max_text_length: text to be continued has no examples"
-            require(self.n_shots == 0, "n_shots", expected, self.n_shots)
-        for name, parts in USUAL_PARTS.items():
-            object.__setattr__(self, name, with_usual_parts(name, parts, getattr(self, name)))
+            fits = low is not None and high is not None and 1 <= low <= high
+            requirement = "1 <= input_min_text_length <= input_max_text_length, or neither"
+            require(fits, "input_min_text_length, input_max_text_length", requirement, (low, high))
+            requirement = "None or False with input_max_text_length: text to be continued is no turn of a chat"
+            require(not self.use_chat_template, "use_chat_template", requirement, self.use_chat_template)
+            requirement = "0 with input_max_text_length: text to be continued has no examples"
+            require(self.n_shots == 0, "n_shots", requirement, self.n_shots)
+        # From here on the fields hold every part, also those left to the defaults, and config.yaml has them all.
+        for name, defaults in DEFAULT_PARTS.items():
+            object.__setattr__(self, name, merge_parts(name, defaults, getattr(self, name)))
         for split in SPLITS:
             parse_sizes(self.part("sizes", split) or "", "sizes")
         self._check_stream()
@@ -120,8 +122,8 @@ class DataConfig:
             require_positive(self, "max_prompt_length")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
         require(self.n_shots >= 0, "n_shots", "an integer of at least 0", self.n_shots)
-        least = self.min_prompt_characters
-        require(least >= 0, "min_prompt_characters", "an integer of at least 0", least)
+        characters = self.min_prompt_characters
+        require(characters >= 0, "min_prompt_characters", "an integer of at least 0", characters)
 
     def _check_stream(self) -> None:
         for word in self.stream_rows:
@@ -132,28 +134,36 @@ class DataConfig:
             require(fits, "stream_lengths", "SPLIT=LOW-HIGH of train, rl or test_longer", word)
         if self.stream_domains is None:
             for name in ("stream_lengths", "stream_rows"):
-                usual, value = with_usual_parts(name, USUAL_PARTS[name], ()), getattr(self, name)
-                require(value == usual, name, "nothing unless dataset is a stream", value)
+                value = getattr(self, name)
+                default = merge_parts(name, DEFAULT_PARTS[name], ())
+                require(value == default, name, "nothing unless dataset is a stream", value)
         else:
-            expected = "False with a stream, whose prompts are not known before"
-            require(not self.filter_overlong_prompts, "filter_overlong_prompts", expected, True)
+            requirement = "False with a stream, whose prompts are not known before"
+            require(not self.filter_overlong_prompts, "filter_overlong_prompts", requirement, True)
             require(self.n_shots == 0, "n_shots", "0 with a stream, whose split train is endless", self.n_shots)
             require(self.dataset_config is None, "dataset_config", "none with a stream", self.dataset_config)
 
     def part(self, name: str, key: str) -> str | None:
-        """Return what `sizes`, `stream_lengths` or `stream_rows` say of a split or domain; None: nothing."""
+        """Return the value of a split or domain in `sizes`, `stream_lengths` or `stream_rows`; None without one."""
         return dict(word.split("=", 1) for word in getattr(self, name)).get(key)
 
     @property
     def domain_sizes(self) -> tuple[str, ...]:
         """Sizes of a stream's problems as DOMAIN:LOW-HIGH, without the domains of which nothing is said."""
-        words = (word.split("=", 1) for word in self.sizes)
-        return tuple(f"{name}:{span}" for name, span in words if name not in SPLITS)
+        # `sizes` says of splits what built-in data has, and of domains what a stream has.
+        sizes = []
+        for word in self.sizes:
+            name, span = word.split("=", 1)
+            if name not in SPLITS:
+                sizes.append(f"{name}:{span}")
+        return tuple(sizes)
 
     def lengths_of(self, split: str) -> str | None:
         """Return the lengths of a stream's plans in a split; None for a split that a stream does not have."""
-        key = {"test": "train", "rl": "rl" if self.part("stream_lengths", "rl") else "train"}.get(split, split)
-        return self.part("stream_lengths", key)
+        # Test problems are as long as those of training, and so are those of rl, unless it has lengths of its own.
+        if split == "test" or (split == "rl" and not self.part("stream_lengths", "rl")):
+            split = "train"
+        return self.part("stream_lengths", split)
 
     def rows_of(self, split: str) -> int | None:
         """Return how many problems of each domain of a stream are in a split; None: endless."""
@@ -195,7 +205,8 @@ class DataConfig:
     @property
     def text_lengths(self) -> tuple[int, int] | None:
         """Fewest and most tokens that a prompt is cut to; None where prompts are whole."""
-        low, high = self.input_min_text_length, self.input_max_text_length
+        low = self.input_min_text_length
+        high = self.input_max_text_length
         return None if low is None or high is None else (low, high)
 
 
@@ -223,9 +234,9 @@ class CurriculumConfig:
         require(fits, "curriculum_threshold", "a number in (0, 1]", self.curriculum_threshold)
         if self.curriculum == "none":
             for spec in dataclasses.fields(self):
-                value, expected = getattr(self, spec.name), f"{spec.default} with curriculum none"
+                value = getattr(self, spec.name)
                 fits = value == spec.default or not spec.name.startswith("curriculum_")
-                require(fits, spec.name, expected, value)
+                require(fits, spec.name, f"{spec.default} with curriculum none", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,34 +252,36 @@ class StreamingConfig:
     def __post_init__(self) -> None:
         require_positive(self, "shuffle_buffer_size")
         if not self.streaming:
-            expected = f"{SHUFFLE_BUFFER_SIZE} without streaming"
-            default = self.shuffle_buffer_size == SHUFFLE_BUFFER_SIZE
-            require(default, "shuffle_buffer_size", expected, self.shuffle_buffer_size)
+            requirement = f"{SHUFFLE_BUFFER_SIZE} without streaming"
+            is_default = self.shuffle_buffer_size == SHUFFLE_BUFFER_SIZE
+            require(is_default, "shuffle_buffer_size", requirement, self.shuffle_buffer_size)
 
     def check(self, data: DataConfig) -> None:
         """Raise a `ConfigError` where the data cannot be streamed, or a setting needs all rows."""
         if not self.streaming:
             return
-        drawn = data.dataset == "blocksworld" or data.stream_domains is not None
-        require(not drawn, "streaming", f"False with dataset {data.dataset}, whose rows are drawn", True)
+        is_generated = data.dataset == "blocksworld" or data.stream_domains is not None
+        require(not is_generated, "streaming", f"False with dataset {data.dataset}, whose rows are drawn", True)
         require(data.n_shots == 0, "n_shots", "0 with streaming, as examples come from all rows", data.n_shots)
-        cut = data.input_max_text_length
-        require(cut is None, "input_max_text_length", "None with streaming, as lengths are drawn for all rows", cut)
+        max_text_length = data.input_max_text_length
+        requirement = "None with streaming, as lengths are drawn for all rows"
+        require(max_text_length is None, "input_max_text_length", requirement, max_text_length)
 
 
-def with_usual_parts(name: str, usual: Mapping[str, str], words: Sequence[str]) -> tuple[str, ...]:
-    """Return words KEY=VALUE with those that are not said, in one order; of a key that comes twice the last counts.
+def merge_parts(name: str, defaults: Mapping[str, str], words: Sequence[str]) -> tuple[str, ...]:
+    """Return words KEY=VALUE over the defaults, in a fixed order; of a key that comes twice the last counts.
 
     Raises:
-        ConfigError: a word is none such.
+        ConfigError: a word has another form.
     """
-    parts = dict(usual)
+    parts = dict(defaults)
     for word in words:
         key, equals, value = word.partition("=")
         require(bool(key and equals and value), name, "KEY=VALUE", word)
         parts[key] = value
-    order = dict.fromkeys(key for key in (*SPLITS, *parts) if key in parts)
-    return tuple(f"{key}={parts[key]}" for key in order)
+    # Splits in their own order, then domains: configurations that mean the same are equal, however they were written.
+    keys = dict.fromkeys(key for key in (*SPLITS, *parts) if key in parts)
+    return tuple(f"{key}={parts[key]}" for key in keys)
 
 
 def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
@@ -281,7 +294,8 @@ def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
     well_formed = re.fullmatch(r"\s*\d+:\d+(\s*,\s*\d+:\d+)*\s*", text) is not None
     require(well_formed, name, "a list such as '5:100,6:200' (objects:rows)", text)
     sizes = {int(objects): int(rows) for objects, rows in pairs}
-    require(all(n > 0 for pair in sizes.items() for n in pair), name, "positive numbers of objects and rows", text)
+    positive = all(objects > 0 and rows > 0 for objects, rows in sizes.items())
+    require(positive, name, "positive numbers of objects and rows", text)
     require(len(sizes) == len(pairs), name, "each number of objects once", text)
     require(all(objects in OBJECTS for objects in sizes), name, "2 to 16 objects", text)
     return sizes

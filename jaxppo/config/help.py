@@ -22,16 +22,17 @@ def show_help(config_class: Any, command: str, names: list[str], args: list[str]
         names: its flags.
         args: the command line.
     """
-    asked = {arg.replace("-", "_") for arg in args} & {"_h", "__help", "__help_all"}
-    if asked:
-        _print_help(config_class, command, names, everything="__help_all" in asked)
+    flags = {arg.replace("-", "_") for arg in args} & {"_h", "__help", "__help_all"}
+    if flags:
+        _print_help(config_class, command, names, everything="__help_all" in flags)
 
 
 def _print_help(config_class: Any, command: str, names: list[str], everything: bool) -> NoReturn:
     try:
         for part in _parts(config_class, command, names, everything):
             print(part, flush=True)
-    except BrokenPipeError:  # who reads it has enough, as in `--help | head`
+    except BrokenPipeError:  # the reader has enough, as in `--help | head`
+        # Python writes out standard output once more at exit, which would fail again: into nothing with it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
@@ -42,46 +43,49 @@ def _parts(config_class: Any, command: str, names: list[str], everything: bool) 
     yield f"usage: python -m jaxppo.{command} [flags]\n\n{summary(config_class)}\n"
     if examples:
         yield f"{len(examples)} of its {len(names)} flags, in the order of use; --help_all explains all of them.\n"
-        flags = dict(_described(config_class, names))
+        flags = dict(_setting_texts(config_class, names))
         for example in examples:
             yield f"{flags[example.split()[0].removeprefix('--')]}      e.g. {example}\n"
         return
-    for group in _groups(config_class):
-        texts = [text for name, text in _described(group, names, inside=False)]
+    # The command comes after its groups, for its own settings.
+    for group in [*groups_of(config_class).values(), config_class]:
+        texts = [text for _, text in _setting_texts(group, names, with_groups=False)]
         if texts:
             yield f"{group.__name__}: {summary(group)}\n\n" + "\n".join(texts)
 
 
-def _described(config_class: Any, names: Collection[str], inside: bool = True) -> Iterator[tuple[str, str]]:
+def _setting_texts(config_class: Any, names: Collection[str], with_groups: bool = True) -> Iterator[tuple[str, str]]:
     """Yield the settings of a class, with or without those of its groups, each with its lines of help."""
-    meaning = meanings(config_class)
+    text_by_name = meanings(config_class)
     config = config_class()
     for spec in dataclasses.fields(config_class):
         if dataclasses.is_dataclass(spec.type):
-            if inside:
-                yield from _described(spec.type, names)
+            if with_groups:
+                yield from _setting_texts(spec.type, names)
         elif spec.name in names:
             default = getattr(config, spec.name)
-            usual = "" if default is None or default == () else f"  (default: {as_text(default)})"
-            text = textwrap.indent(textwrap.fill(meaning[spec.name], _WIDTH - 6), " " * 6)
-            yield spec.name, f"  --{spec.name} {type_text(spec.type, FLAG_WORDS)}{usual}\n{text}\n"
+            head = f"  --{spec.name} {type_text(spec.type, FLAG_WORDS)}"
+            if default is not None and default != ():
+                head += f"  (default: {as_text(default)})"
+            text = textwrap.indent(textwrap.fill(text_by_name[spec.name], _WIDTH - 6), " " * 6)
+            yield spec.name, f"{head}\n{text}\n"
 
 
-def _groups(config_class: Any) -> list[Any]:
-    """Return the groups of a command, and after them the command, for its own settings."""
-    groups = [spec.type for spec in dataclasses.fields(config_class) if dataclasses.is_dataclass(spec.type)]
-    return [*groups, config_class]
+def groups_of(config_class: Any) -> dict[str, Any]:
+    """Return the fields of a command that are groups of settings, each with the class of its group."""
+    return {spec.name: spec.type for spec in dataclasses.fields(config_class) if dataclasses.is_dataclass(spec.type)}
 
 
 def meanings(settings: Any) -> dict[str, str]:
     """Return what the text under each field of a class says, on one line each."""
+    # Python keeps no docstrings of fields: they are read from the source, where each is the statement after its field.
     (definition,) = ast.parse(inspect.getsource(settings)).body
     assert isinstance(definition, ast.ClassDef)
-    found = {}
+    text_by_name = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
-    return found
+            text_by_name[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return text_by_name
 
 
 class TypeWords(NamedTuple):

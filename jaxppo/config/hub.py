@@ -15,7 +15,8 @@ class HubConfig:
     hub_model_id: str | None = None
     """Repository to push to, user/name; default: named like the run folder, and of the user whose token it is."""
     hub_private: bool = False
-    """Make the repository private; one that is there already must be. Default: as its owner has set it for new ones."""
+    """Make the repository private; an existing one must be private already. Default: as its owner has set it for new
+    ones."""
 
     def __post_init__(self) -> None:
         if self.hub_model_id is not None:

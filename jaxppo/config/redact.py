@@ -57,7 +57,7 @@ def redact(value: Any) -> Any:
         return _redact_text(value)
     if isinstance(value, dict):
         return {redact(key): _redact_named(key, item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one
         return type(value)(*_redact_words(value))
     if isinstance(value, list | tuple):
         return type(value)(_redact_words(value))
@@ -95,8 +95,9 @@ def _redact_words(words: list[Any] | tuple[Any, ...]) -> list[Any]:
         elif flag is not None:
             redacted.append(_redact_named(flag, word))
             continue
-        named = _FLAG_WITH_VALUE.fullmatch(word)
-        redacted.append(_without_value(named) if named else redact(word))
+        # A whole word `--api_key=a b` has its secret up to the end; in a text, the secret ends at the first space.
+        match = _FLAG_WITH_VALUE.fullmatch(word)
+        redacted.append(_without_value(match) if match else redact(word))
     return redacted
 
 

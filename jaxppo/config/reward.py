@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
 
-OF_REWARDS_IN_TRAINING = (
+TRAINING_REWARD_FIELDS = (
     "reward_weights",
     "partial",
     "normalise_by",
@@ -75,17 +75,19 @@ class RewardConfig:
         require((self.reward_cache_size or 0) >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
         for name in ("on_error", "on_timeout"):
             value = getattr(self, name)
-            finite = isinstance(value, str) or math.isfinite(value)
-            require(finite, name, "stop, skip or a finite number", value)
+            fits = isinstance(value, str) or math.isfinite(value)
+            require(fits, name, "stop, skip or a finite number", value)
         self._check_functions()
 
     def _check_functions(self) -> None:
-        functions, weights = self.reward_funcs, self.reward_weights
+        functions = self.reward_funcs
+        weights = self.reward_weights
         require(bool(functions), "reward_funcs", "at least one function", functions)
         require(len(set(functions)) == len(functions), "reward_funcs", "each function once", functions)
+        # Metrics go by the name after the colon: a:score and b:score would be one column.
         names = {name.rpartition(":")[2] for name in functions}
-        expected = "functions of different names, by which metrics and samples tell them apart"
-        require(len(names) == len(functions), "reward_funcs", expected, functions)
+        requirement = "functions of different names, by which metrics and samples tell them apart"
+        require(len(names) == len(functions), "reward_funcs", requirement, functions)
         if weights is not None:
             require(len(weights) == len(functions), "reward_weights", f"{len(functions)} numbers", weights)
             require(all(map(math.isfinite, weights)), "reward_weights", "finite numbers", weights)

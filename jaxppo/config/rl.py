@@ -75,7 +75,7 @@ class RLConfig:
     top_entropy_quantile: float = 1.0
     """ppo, grpo: share of tokens, those of the highest entropy, that the policy learns from; TRL and the paper: 0.2."""
     score_position: Literal["last", "after"] = "last"
-    """Where the score is added: to the last token (TRL 0.11), or to the state behind it where response_length leaves
+    """Where the score is added: to the last token (TRL 0.11), or to the state after it where response_length leaves
     room, which then has a value of its own (TRL's later PPOTrainer)."""
     whiten_rewards: bool = False
     """ppo: divide token rewards by their standard deviation over the whole batch (mean kept)."""
@@ -95,7 +95,7 @@ class RLConfig:
     kl_horizon: int = 10000
     """Completions over which kl_coef adapts."""
     missing_eos_penalty: float | None = None
-    """Taken off the score of a completion without the stop token in force."""
+    """Subtracted from the score of a completion without the stop token in force."""
     use_score_scaling: bool = False
     """Divide scores by their running standard deviation."""
     use_score_norm: bool = False
@@ -123,14 +123,21 @@ class RLConfig:
         require(0.0 < share <= 1.0, "top_entropy_quantile", "a share above 0, at most 1", share)
         if self.ratio_threshold is not None:
             require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
-        rows = ("gradient_accumulation_steps", "local_rollout_forward_batch_size")
-        for name in ("cliprange_high", "delta", "kl_target", *rows):
+        for name in (
+            "cliprange_high",
+            "delta",
+            "kl_target",
+            "gradient_accumulation_steps",
+            "local_rollout_forward_batch_size",
+        ):
             if getattr(self, name) is not None:
                 require_positive(self, name)
         if self.missing_eos_penalty is not None:
             require_finite(self, "missing_eos_penalty")
         self._check_scores()
-        self._check_kl()
+        # kl_coef is adapted by factors, so that 0 would stay 0.
+        if self.kl_target is not None:
+            require(self.kl_coef > 0, "kl_coef", "a number above 0 with kl_target", self.kl_coef)
         self._check_algorithm()
 
     def _check_scores(self) -> None:
@@ -141,20 +148,19 @@ class RLConfig:
             increasing = -math.inf < low < high < math.inf
             require(increasing, "reward_clip_range", "two finite numbers, the lower one first", self.reward_clip_range)
 
-    def _check_kl(self) -> None:
-        if self.kl_target is not None:
-            require(self.kl_coef > 0, "kl_coef", "a number above 0 with kl_target", self.kl_coef)
-
     def _check_algorithm(self) -> None:
-        least, given = self.spec.min_generations, f"with algorithm {self.algorithm}"
-        expected = f"at least {least}" + (f" {given}" if least > 1 else "")
-        require(self.group_size >= least, "num_generations", expected, self.num_generations)
+        with_algorithm = f"with algorithm {self.algorithm}"
+        min_generations = self.spec.min_generations
+        requirement = f"at least {min_generations}" + (f" {with_algorithm}" if min_generations > 1 else "")
+        require(self.group_size >= min_generations, "num_generations", requirement, self.num_generations)
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         for name in self.spec.unused:
-            require(getattr(self, name) == defaults[name], name, f"{defaults[name]} {given}", getattr(self, name))
+            value = getattr(self, name)
+            require(value == defaults[name], name, f"{defaults[name]} {with_algorithm}", value)
+        # CISPO caps the ratio, which is a weight without a gradient: the cap has no default, and there is no clip.
         if self.mean_of_losses == "cispo":
-            expected = "the most that a ratio may be, with loss_type cispo"
-            require(self.cliprange_high is not None, "cliprange_high", expected, self.cliprange_high)
+            requirement = "the most that a ratio may be, with loss_type cispo"
+            require(self.cliprange_high is not None, "cliprange_high", requirement, self.cliprange_high)
             require(self.delta is None, "delta", "None with loss_type cispo", self.delta)
         if self.delta is not None:
             high = 1 + (self.cliprange_high or self.cliprange)

@@ -33,7 +33,7 @@ class RunConfig:
     dry_run: bool = False
     """Print the plan of the run and stop before any training."""
     target: str | None = None
-    """With --dry_run: compile the programs of this very configuration for an accelerator that need not be there, and
+    """With --dry_run: compile the programs of this very configuration for an accelerator that need not be present, and
     say what they take and whether they fit, e.g. tpu-v5e-4, gpu-h100x8 or tpu:v5e:4x8 (docs/accelerators.md)."""
     parallel: Literal["shard_map", "pmap", "fsdp"] = "shard_map"
     """How the per-device programs are mapped over all devices: shard_map and pmap keep all weights on each device, fsdp
@@ -80,8 +80,9 @@ class RunConfig:
         match = _PROCESS.fullmatch(self.coordinator_address or "")
         if match is None:
             return None, None, None
-        number, count = match["number"], match["count"]
-        return match["address"], None if number is None else int(number), None if count is None else int(count)
+        if match["number"] is None:
+            return match["address"], None, None
+        return match["address"], int(match["number"]), int(match["count"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "save_total_limit")
+        # `none` is no tracker that could stand beside others.
         trackers = self.report_to
         fits = 0 < len(trackers) == len(set(trackers)) and (len(trackers) == 1 or "none" not in trackers)
         require(fits, "report_to", "trackers, each once, or none alone", trackers)
@@ -113,8 +115,8 @@ class LoopConfig:
         for name in ("save_steps", "eval_steps"):
             value = getattr(self, name)
             if value is not None:
-                expected = "a whole number of updates, or a fraction of the run between 0 and 1"
-                require(0 < value < 1 or (value >= 1 and value % 1 == 0), name, expected, value)
+                requirement = "a whole number of updates, or a fraction of the run between 0 and 1"
+                require(0 < value < 1 or (value >= 1 and value % 1 == 0), name, requirement, value)
 
     @property
     def best_metric(self) -> str | None:
@@ -146,6 +148,7 @@ class LoopConfig:
 
     def check_record(self, record: dict[str, Any], last: int) -> None:
         """Raise a `ConfigError` unless the metric for the best checkpoint is in a record where it should be."""
+        # A metric of training is in every record, one of evaluations only in those after an evaluation.
         name = self.best_metric
         missing = name is not None and name not in record
         if missing and (not self._evaluates_best or self.evaluates_at(record["step"], last)):
@@ -154,8 +157,8 @@ class LoopConfig:
     def check_evaluated(self, names: Collection[str]) -> None:
         """Raise a `ConfigError` where the metric for the best checkpoint is of an evaluation, and none of these."""
         if self._evaluates_best and self.best_metric not in names:
-            expected = f"one of {', '.join(sorted(names))}, or a metric of training"
-            raise ConfigError(f"metric_for_best_model: expected {expected}, got {self.best_metric!r}")
+            requirement = f"one of {', '.join(sorted(names))}, or a metric of training"
+            raise ConfigError(f"metric_for_best_model: expected {requirement}, got {self.best_metric!r}")
 
     @property
     def _evaluates_best(self) -> bool:
@@ -164,6 +167,7 @@ class LoopConfig:
 
 def _updates(steps: float, last: int) -> int:
     """Return a number of updates, or a fraction of all of them, rounded up."""
+    # Rounding to six digits first: 0.07 * 100 is 7.000000000000001, which must not become 8.
     return max(1, math.ceil(round(steps * last, 6))) if steps < 1 else int(steps)
 
 

@@ -48,11 +48,11 @@ class SamplingConfig:
         if self.min_p is not None:
             require_fraction(self, "min_p")
         if self.output_min_length is not None:
-            expected = f"1 to response_length ({self.response_length})"
+            requirement = f"1 to response_length ({self.response_length})"
             fits = 1 <= self.output_min_length <= self.response_length
-            require(fits, "output_min_length", expected, self.output_min_length)
+            require(fits, "output_min_length", requirement, self.output_min_length)
         require(all(self.stop_strings), "stop_strings", "strings that are not empty", self.stop_strings)
-        require(self.repetition_penalty > 0.0, "repetition_penalty", "a number above 0", self.repetition_penalty)
+        require_positive(self, "repetition_penalty")
         require_finite(self, "repetition_penalty")
         if self.stop_token_id is not None:
             require(self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token)
@@ -100,6 +100,7 @@ class EvalConfig:
         require_finite(self, "eval_temperature")
         require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
         require(0.0 < self.eval_top_p <= 1.0, "eval_top_p", "a number in (0, 1]", self.eval_top_p)
+        # Greedy decoding looks at the most likely token alone, so that a truncation would have no effect.
         if self.eval_temperature == 0.0:
-            expected = "a number above 0 with eval_top_k or eval_top_p; 0 is greedy"
-            require(self.eval_top_k == 0 and self.eval_top_p == 1.0, "eval_temperature", expected, 0.0)
+            requirement = "a number above 0 with eval_top_k or eval_top_p; 0 is greedy"
+            require(self.eval_top_k == 0 and self.eval_top_p == 1.0, "eval_temperature", requirement, 0.0)

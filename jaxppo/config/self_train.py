@@ -7,7 +7,7 @@ from jaxppo.config.checks import ComputeDtype, Validator, require, require_divis
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig
-from jaxppo.config.reward import OF_REWARDS_IN_TRAINING, RewardConfig
+from jaxppo.config.reward import TRAINING_REWARD_FIELDS, RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
 
@@ -49,7 +49,7 @@ class SelfTrainConfig:
         "min_prompt_characters",
         "reward_funcs",
         "reward_model_path",
-        *OF_REWARDS_IN_TRAINING,
+        *TRAINING_REWARD_FIELDS,
     )
     """Fields of the groups that this command has no flags for."""
 
@@ -101,33 +101,37 @@ class SelfTrainConfig:
     """The evaluation split that the run is about; default: the last of eval_splits."""
 
     def __post_init__(self) -> None:
-        sizes = ("num_rounds", "num_generations", "max_plans_per_problem", "sft_episodes", "batch_size")
-        require_positive(self, *sizes, "sample_batch_size")
+        require_positive(self, "num_rounds", "num_generations", "max_plans_per_problem")
+        require_positive(self, "sft_episodes", "batch_size", "sample_batch_size")
         require_finite(self, "start_ratio")
         if self.total_episodes is not None:
             require_positive(self, "total_episodes")
         require(self.data.headline(self.headline_split) is not None, "eval_splits", "at least one split", ())
-        own = self.data.train_split
-        require(self.start_ratio == 0 or self.start_split != own, "start_split", "another than train_split", own)
-        functions = self.reward.reward_funcs
-        require(
-            functions == ("plan",), "reward_funcs", "plan alone: what is kept is what a validator accepts", functions
-        )
-        rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
-        require(rate is None, "value_learning_rate", "None: self_train has no value model", rate)
-        require(cut is None, "input_max_text_length", "None: self_train learns whole rows", cut)
-        require(
-            self.run.target is None, "target", "None: `sft` and `train` say what their programs take", self.run.target
-        )
-        best = self.loop.best_metric
-        require(best is None, "metric_for_best_model", "None: a round takes its last step", best)
+        splits_differ = self.start_split != self.data.train_split
+        requirement = "another than train_split"
+        require(self.start_ratio == 0 or splits_differ, "start_split", requirement, self.data.train_split)
+        self._check_groups()
         self._check_sampling()
+
+    def _check_groups(self) -> None:
+        """Refuse settings of the shared groups that other commands read and this one does not."""
+        functions = self.reward.reward_funcs
+        requirement = "plan alone: what is kept is what a validator accepts"
+        require(functions == ("plan",), "reward_funcs", requirement, functions)
+        rate = self.optimizer.value_learning_rate
+        require(rate is None, "value_learning_rate", "None: self_train has no value model", rate)
+        max_text_length = self.data.input_max_text_length
+        require(max_text_length is None, "input_max_text_length", "None: self_train learns whole rows", max_text_length)
+        target = self.run.target
+        require(target is None, "target", "None: `sft` and `train` say what their programs take", target)
+        metric = self.loop.best_metric
+        require(metric is None, "metric_for_best_model", "None: a round takes its last step", metric)
 
     def _check_sampling(self) -> None:
         sampling = self.sampling
         if self.num_generations > 1 or self.num_rounds > 1:
-            expected = "a number above 0: greedy plans of a problem are all the same"
-            require(sampling.temperature > 0, "temperature", expected, sampling.temperature)
+            requirement = "a number above 0: greedy plans of a problem are all the same"
+            require(sampling.temperature > 0, "temperature", requirement, sampling.temperature)
         for name in ("output_min_length", "min_p", "drop_ended_rows"):
             require(getattr(sampling, name) is None, name, "None with self_train", getattr(sampling, name))
         require(sampling.stop_token != "none", "stop_token", "eos or None: a plan ends", sampling.stop_token)

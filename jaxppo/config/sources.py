@@ -1,4 +1,4 @@
-"""Where a configuration comes from, and how it is kept: defaults <- preset <- YAML file <- command line.
+"""Where a configuration comes from, and how it is saved: defaults <- preset <- YAML file <- command line.
 
 Every field name is unique over all groups, so a flag (`--kl_coef 0.1`) and a YAML key (`kl_coef: 0.1`) are the same
 flat name.
@@ -21,9 +21,9 @@ import tyro
 import yaml
 
 from jaxppo.config.checks import JsonMapping, has_flag, require
-from jaxppo.config.data import USUAL_PARTS
-from jaxppo.config.gone import GONE, renewed
+from jaxppo.config.data import DEFAULT_PARTS
 from jaxppo.config.help import TypeWords, show_help, type_text
+from jaxppo.config.old_settings import OLD_SETTINGS, translate_old_settings
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import parse_yaml
 from jaxppo.config.redact import REDACTED, redact
@@ -124,7 +124,7 @@ def fields_of(config_class: Any) -> dict[str, dataclasses.Field]:
 
 
 def setting_names(config_class: Any) -> list[str]:
-    """List the flags of a command, which are the keys of its YAML files, too.
+    """List the flags of a command, which are also the keys of its YAML files.
 
     The other fields are arguments in Python: those of `python_only`, and those of shared groups that the command does
     not read (`UNREAD`).
@@ -143,49 +143,56 @@ def replace(config: Config, /, **changes: Any) -> Config:
     for name in sorted(changes.keys() - fields.keys()):
         raise ConfigError(f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, fields)}")
     types = {name: fields[name].type for name in changes}
-    return _rebuilt(config, _parsed(types, {}, changes, [], "replace"))
+    return _rebuild(config, _parse(types, {}, changes, []))
 
 
-def _rebuilt(config: Any, changes: Mapping[str, Any]) -> Any:
+def _rebuild(config: Any, changes: Mapping[str, Any]) -> Any:
     """Return a copy of a configuration, or of a group, with fields changed."""
     kwargs = {}
     for spec in dataclasses.fields(config):
         value = getattr(config, spec.name)
-        kwargs[spec.name] = (
-            _rebuilt(value, changes) if dataclasses.is_dataclass(value) else changes.get(spec.name, value)
-        )
+        if dataclasses.is_dataclass(value):
+            kwargs[spec.name] = _rebuild(value, changes)
+        else:
+            kwargs[spec.name] = changes.get(spec.name, value)
     return type(config)(**kwargs)
 
 
-def _parsed(
-    types: Mapping[str, Any], defaults: Mapping[str, Any], values: Mapping[str, Any], flags: list[str], prog: str
+def _parse(
+    types: Mapping[str, Any], defaults: Mapping[str, Any], values: Mapping[str, Any], flags: list[str]
 ) -> dict[str, Any]:
-    """Read values of files and flags, in one go, as the types of their settings.
+    """Read values of files and flags together, as the types of their settings.
 
     Args:
         types: of the settings that may be given.
         defaults: of those that need not be given.
         values: as a YAML file or Python has them.
         flags: a command line, which goes over the values.
-        prog: the command, for messages.
 
     Raises:
         ConfigError: a value or flag that does not fit; the message names it.
     """
-    # A mapping is checked by the configuration itself, whatever it is.
-    mappings = {n: v for n, v in values.items() if types[n] == JsonMapping and not isinstance(v, str)}
-    words = {name: _as_words(name, v, types[name]) for name, v in values.items() if name not in mappings}
-    settings = _class_of(types, {**defaults, **mappings})
+    mappings = {}
+    words_by_name = {}
+    for name, value in values.items():
+        # A mapping needs no reading: it goes in as a default, and the configuration checks it, whatever it is.
+        if types[name] == JsonMapping and not isinstance(value, str):
+            mappings[name] = value
+        else:
+            words_by_name[name] = _as_words(name, value, types[name])
+    # Of a flag that comes twice tyro takes the last: flags after the values go over them.
+    words = [*itertools.chain.from_iterable(words_by_name.values()), *flags]
     try:
-        read = _with_tyro(settings, [word for each in words.values() for word in each] + flags, prog)
+        parsed = _run_tyro(_make_settings_class(types, {**defaults, **mappings}), words)
     except _BadFlag:
-        for name, own in words.items():  # tyro does not say where a word is from
-            _check_alone(name, types[name], values[name], own)
+        # tyro does not say where a word is from: a value of a file that fails alone is named as its setting.
+        for name, setting_words in words_by_name.items():
+            _check_alone(name, types[name], values[name], setting_words)
         raise
-    return {name: getattr(read, name) for name in types}
+    return {name: getattr(parsed, name) for name in types}
 
 
-def _class_of(types: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
+def _make_settings_class(types: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
     """Return a flat dataclass of settings, for tyro."""
     specs: list[Any] = []
     for name, annotation in types.items():
@@ -198,72 +205,64 @@ def _class_of(types: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
 
 
 class _BadFlag(ConfigError):
-    """What tyro says of a command line."""
+    """tyro's message about a command line."""
 
 
-def _with_tyro(config_class: Any, words: list[str], prog: str, default: Any = tyro.MISSING_NONPROP) -> Any:
+def _run_tyro(config_class: Any, words: list[str], prog: str | None = None) -> Any:
+    """Read words as a dataclass; `prog` is the name of the command in tyro's own help."""
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
-            return tyro.cli(config_class, args=words, default=default, prog=prog, use_underscores=True)
+            return tyro.cli(config_class, args=words, prog=prog, use_underscores=True)
     except SystemExit as stop:
-        if not stop.code:
+        if not stop.code:  # after --help
             raise
-        raise _BadFlag(_one_line(messages.getvalue())) from None
+        raise _BadFlag(_first_paragraph(messages.getvalue())) from None
 
 
 def _check_alone(name: str, annotation: Any, value: Any, words: list[str]) -> None:
     """Raise a `ConfigError` that names a setting unless its own words can be read."""
     try:
-        _with_tyro(_class_of({name: annotation}, {}), words, name)
+        _run_tyro(_make_settings_class({name: annotation}, {}), words)
     except _BadFlag:
         raise ConfigError(f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}") from None
 
 
 def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
     """Return the flag that says a value of a file; raise a `ConfigError` for one that no flag can say."""
-    if bool in (annotation, *get_args(annotation)) and str(value).lower() in _SWITCH_WORDS:
-        value = _SWITCH_WORDS[str(value).lower()]
-    try:
-        _check_kind(value, annotation)
-    except TypeError:
-        raise ConfigError(f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}") from None
+    kinds = (annotation, *get_args(annotation))
+    if bool in kinds:
+        value = _SWITCH_WORDS.get(str(value).lower(), value)
+    # Written as words, these would come back as text, or as None where the type has no None: refuse them here.
+    is_missing = value is None and type(None) not in kinds
+    is_list = isinstance(value, list | tuple)
+    takes_list = any(get_origin(kind) is tuple for kind in kinds)
+    if is_missing or isinstance(value, dict) or (is_list and not takes_list):
+        raise ConfigError(f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}")
     if annotation is bool and isinstance(value, bool):
         return [f"--{name}" if value else f"--no_{name}"]
-    if isinstance(value, list | tuple):
+    if is_list:
         return [f"--{name}", *map(str, value)]
+    # With `=`, a value that begins with a hyphen is not taken for a flag.
     return [f"--{name}={value}"]
 
 
-def _hint(name: str, known: Collection[str]) -> str:
+def _hint(name: str, names: Collection[str]) -> str:
     """Return the end of a message about an unknown name: the setting that is meant, by TRL's words or by letters."""
     if name not in MEANT:
-        return did_you_mean(name, known)
-    ours = MEANT[name]
-    ours = ours if ours in known else _ALSO.get(str(ours))
-    if ours not in known:
+        return did_you_mean(name, names)
+    setting = MEANT[name]
+    if setting not in names:
+        setting = _ALSO.get(str(setting))
+    if setting not in names:
         return ", which has no setting here (docs/from_trl.md)"
-    return f", did you mean {ours!r}? It is not the same to the letter (docs/from_trl.md)"
+    return f", did you mean {setting!r}? It is not the same to the letter (docs/from_trl.md)"
 
 
-def _plain_numbers(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Match the same numbers, but none with a colon."""
-    return re.compile(f"(?!.*:)(?:{pattern.pattern})", re.VERBOSE)
-
-
-def _check_kind(value: Any, annotation: Any) -> None:
-    """Refuse what would look like text to the command line's parser: an empty value, a mapping, a list."""
-    is_list = isinstance(value, list | tuple)
-    if value is None and type(None) not in get_args(annotation):
-        raise TypeError("no value")
-    kinds = [annotation, *get_args(annotation)]
-    if isinstance(value, dict) or (is_list and not any(get_origin(kind) is tuple for kind in kinds)):
-        raise TypeError("a collection")
-
-
-_BOOL, _TEXT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:str"
+_BOOL = "tag:yaml.org,2002:bool"
+_TEXT = "tag:yaml.org,2002:str"
 _SWITCH_WORDS = {"on": True, "yes": True, "off": False, "no": False}
-"""What YAML 1.1 reads as True and False, and a setting with such words of its own as these."""
+"""YAML 1.1 reads these as True and False; a setting may have them as words of its own."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -275,29 +274,38 @@ class _Loader(yaml.SafeLoader):
 
     def get_single_node(self) -> yaml.Node | None:
         root = super().get_single_node()
-        values = [value for _, value in root.value] if isinstance(root, yaml.MappingNode) else []
-        entries = [entry for value in values if isinstance(value, yaml.SequenceNode) for entry in value.value]
-        for node in (*values, *entries):
-            if isinstance(node, yaml.ScalarNode) and node.tag == _BOOL and node.value.lower() in _SWITCH_WORDS:
-                node.tag = _TEXT
+        if not isinstance(root, yaml.MappingNode):
+            return root
+        for _, value in root.value:
+            entries = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            for node in entries:
+                if isinstance(node, yaml.ScalarNode) and node.tag == _BOOL and node.value.lower() in _SWITCH_WORDS:
+                    node.tag = _TEXT
         return root
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, list[str]] = {}
+        lines_by_key: dict[str, list[str]] = {}
         for key, _ in node.value:
-            lines.setdefault(str(key.value), []).append(str(key.start_mark.line + 1))
-        for key, found in lines.items():
-            if len(found) > 1:
-                raise yaml.YAMLError(f"expected {key} once, got it in lines {', '.join(found)}")
+            lines_by_key.setdefault(str(key.value), []).append(str(key.start_mark.line + 1))
+        for key, lines in lines_by_key.items():
+            if len(lines) > 1:
+                raise yaml.YAMLError(f"expected {key} once, got it in lines {', '.join(lines)}")
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, _plain_numbers(pattern) if tag.endswith((":int", ":float")) else pattern) for tag, pattern in resolvers
-    ]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+def _resolvers_without_sexagesimals() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Return YAML's patterns of scalars by first character, where those of numbers match none with a colon."""
+    resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for first_character, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        resolvers[first_character] = []
+        for tag, pattern in patterns:
+            if tag.endswith((":int", ":float")):
+                pattern = re.compile(f"(?!.*:)(?:{pattern.pattern})", re.VERBOSE)
+            resolvers[first_character].append((tag, pattern))
+    return resolvers
+
+
+_Loader.yaml_implicit_resolvers = _resolvers_without_sexagesimals()
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -331,9 +339,15 @@ def _with_home(value: Any) -> Any:
 
 
 def _args_with_home(args: Sequence[str]) -> list[str]:
-    """Do the same for arguments, of which a shell leaves `--flag=~/folder` and what is quoted."""
-    split = (arg.partition("=") if arg.startswith("--") else ("", "", arg) for arg in args)
-    return [flag + equals + _with_home(value) for flag, equals, value in split]
+    """Do the same for arguments: a shell leaves `--flag=~/folder` and what is quoted as it is."""
+    expanded = []
+    for arg in args:
+        if arg.startswith("--"):
+            flag, equals, value = arg.partition("=")
+            expanded.append(flag + equals + _with_home(value))
+        else:
+            expanded.append(_with_home(arg))
+    return expanded
 
 
 def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
@@ -344,14 +358,15 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
         path: the file.
         command: the command line that led to it, kept as a comment at the top, without its secrets.
     """
-    names, usual = setting_names(type(config)), flatten(type(config)())
-    flat = {
-        name: value
-        for name, value in flatten(config).items()
-        if name not in CALL_ONLY and (name in names or value != usual[name])
-    }
-    text = yaml.safe_dump(plain_values(flat), sort_keys=False)
-    write_atomically(path, ("" if command is None else _comment(f"command: {command}")) + text)
+    names = setting_names(type(config))
+    defaults = flatten(type(config)())
+    flat = {}
+    for name, value in flatten(config).items():
+        # Arguments of Python alone are written where they differ: no flag could say them, but they decide the result.
+        if name not in CALL_ONLY and (name in names or value != defaults[name]):
+            flat[name] = value
+    head = "" if command is None else _yaml_comment(f"command: {command}")
+    write_atomically(path, head + yaml.safe_dump(plain_values(flat), sort_keys=False))
 
 
 def plain_values(flat: dict[str, Any]) -> dict[str, Any]:
@@ -359,11 +374,13 @@ def plain_values(flat: dict[str, Any]) -> dict[str, Any]:
     return redact({name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()})
 
 
-def _comment(text: str) -> str:
+def _yaml_comment(text: str) -> str:
     """Write a comment that no character of the text can end: more than newlines breaks a line of YAML."""
-    lines = redact(text).splitlines()
-    printable = ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in lines]
-    return "".join(f"# {line}\n" for line in printable)
+    comment = ""
+    for line in redact(text).splitlines():
+        printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        comment += f"# {printable}\n"
+    return comment
 
 
 def preset_values(command: str, name: str) -> dict[str, Any]:
@@ -384,28 +401,39 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
     return _over_presets(command, values.pop("preset", None), values)
 
 
+# How a value finds its way, for `train --preset tiny --config my.yaml --beta 0.1 --resume False`:
+# 1. The arguments are brought into one form: `~` becomes the home folder, `--beta` the setting that it is another name
+#    of (`--kl_coef`), `--resume False` the switch `--no_resume` that tyro has.
+# 2. All that lies below the flags becomes one flat dictionary: `tiny`, the presets it names itself, and my.yaml over
+#    them (`_file_values`). Names in files are checked here: tyro sees them only as if they were flags.
+# 3. Two rules go beyond "the last one counts", wherever one source is laid over another (`_merge`): a number of epochs
+#    drops the total_episodes of a lower source, and settings of KEY=VALUE words are changed key by key.
+# 4. The dictionary is written as words of a command line and put before the flags (`_parse`), so that files and flags
+#    are read by the same code, as the types of the same fields, and one run of tyro decides.
+# 5. The flat values go into the nested groups (`_rebuild`), each of which checks itself in `__post_init__`.
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
     """Read the configuration of a command from its arguments; `--help` and `--help_all` print and exit.
 
     Raises:
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
-    args = _without_aliases(_args_with_home(sys.argv[1:] if argv is None else argv), config_class)
-    show_help(config_class, command, setting_names(config_class), args)
-    fields, defaults = fields_of(config_class), flatten(config_class())
-    types = {name: fields[name].type for name in setting_names(config_class)}
+    args = _args_with_home(sys.argv[1:] if argv is None else argv)
+    args = _with_tyro_switches(_without_aliases(args, config_class), config_class)
+    names = setting_names(config_class)
+    show_help(config_class, command, names, args)
+    fields = fields_of(config_class)
+    types = {name: fields[name].type for name in names}
     values = _file_values(config_class, command, args)
-    args, parts = _without_parts(args, USUAL_PARTS.keys() & types.keys())
-    values = _over(values, parts)
+    args, parts = _split_parts(args, DEFAULT_PARTS.keys() & types.keys())
     try:
-        parsed = _parsed(types, {name: defaults[name] for name in types}, values, args, f"python -m jaxppo.{command}")
+        parsed = _parse(types, flatten(config_class()), _merge(values, parts), args)
     except _BadFlag as error:
         raise ConfigError(_with_fix(str(error), config_class)) from None
     for name, value in parsed.items():
         if REDACTED in str(value):
             fix = f"give --{name} again, as a run's config.yaml keeps no secrets"
             raise ConfigError(f"{name}: expected no {REDACTED} in it, got {value!r}; {fix}")
-    return _rebuilt(config_class(), parsed)
+    return _rebuild(config_class(), parsed)
 
 
 def parse_flags(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
@@ -416,31 +444,42 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
     """
     args = _args_with_home(sys.argv[1:] if argv is None else argv)
     try:
-        return _with_tyro(tyro.conf.OmitArgPrefixes[config_class], args, f"python -m jaxppo.{command}")  # type: ignore[valid-type]
+        return _run_tyro(tyro.conf.OmitArgPrefixes[config_class], args, f"python -m jaxppo.{command}")  # type: ignore[valid-type]
     except _BadFlag as error:
         raise ConfigError(_with_fix(str(error), config_class)) from None
 
 
 def _without_aliases(args: list[str], config_class: type) -> list[str]:
-    aliases = {f"--{alias}": f"--{name}" for alias, name in _aliases(config_class).items()}
-    split = (arg.partition("=") for arg in args)
-    return _switched([aliases.get(flag, flag) + equals + value for flag, equals, value in split], config_class)
-
-
-def _without_parts(args: list[str], names: Collection[str]) -> tuple[list[str], dict[str, Any]]:
-    """Take the settings out of a command line of which a flag changes those parts that it names: {name: words}."""
-    rest, parts, name = [], {}, None
+    flags = {f"--{alias}": f"--{name}" for alias, name in _aliases(config_class).items()}
+    result = []
     for arg in args:
         flag, equals, value = arg.partition("=")
-        if arg.startswith("--"):
+        result.append(flags.get(flag, flag) + equals + value)
+    return result
+
+
+def _split_parts(args: list[str], names: Collection[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split a command line into its rest and the words of the named settings, which change single parts: {name: words}.
+
+    They are kept from tyro, for which the words of a flag would replace all words of the file.
+    """
+    remaining = []
+    parts: dict[str, list[str]] = {}
+    name = None
+    for arg in args:
+        flag, equals, value = arg.partition("=")
+        is_flag = arg.startswith("--")
+        if is_flag:
             name = flag[2:].replace("-", "_")
-            if name in names:
-                parts.setdefault(name, []).extend([value] if equals else [])
-        elif name in names:
-            parts[name].append(arg)
         if name not in names:
-            rest.append(arg)
-    return rest, parts
+            remaining.append(arg)
+            continue
+        words = parts.setdefault(name, [])
+        if not is_flag:
+            words.append(arg)
+        elif equals:
+            words.append(value)
+    return remaining, parts
 
 
 def _aliases(config_class: Any) -> dict[str, str]:
@@ -449,14 +488,15 @@ def _aliases(config_class: Any) -> dict[str, str]:
     return {alias: name for alias, name in ALIASES.items() if name in names and alias not in names}
 
 
-def _switched(args: list[str], config_class: type) -> list[str]:
+def _with_tyro_switches(args: list[str], config_class: type) -> list[str]:
     """Write switches as tyro takes them: `--resume True` becomes `--resume`, `--resume False` becomes `--no_resume`."""
     switches = {f"--{name}" for name, spec in fields_of(config_class).items() if spec.type is bool}
     result: list[str] = []
     for arg in args:
         flag, equals, value = arg.partition("=")
         if not equals and result and arg.lower() in ("true", "false"):
-            flag, value = result[-1], arg
+            flag = result[-1]
+            value = arg
         flag = flag.replace("-", "_").replace("__", "--", 1)
         if flag not in switches or value.lower() not in ("true", "false"):
             result.append(arg)
@@ -472,44 +512,50 @@ def _file_values(config_class: Any, command: str, args: list[str]) -> dict[str, 
 
     The preset is that of the command line, else that of the file, else, without a file, `default`.
     """
-    preset, config_file, output_dir = (_flag_value(args, name) for name in ("preset", "config", "output_dir"))
+    preset = _flag_value(args, "preset")
+    config_file = _flag_value(args, "config")
+    output_dir = _flag_value(args, "output_dir")
     if preset is None and config_file is None and output_dir is not None and "--resume" in args:
         saved = Path(output_dir) / CONFIG_FILE
         config_file = str(saved) if saved.exists() else None
-    names = [*setting_names(config_class), *ALIASES]
-    values = {"preset": "default"} if config_file is None else renewed(read_yaml(config_file), names)
-    in_file = values.pop("preset", None)
+    if config_file is None:
+        values = {"preset": "default"}
+    else:
+        values = translate_old_settings(read_yaml(config_file), [*setting_names(config_class), *ALIASES])
+    preset_in_file = values.pop("preset", None)
     for alias, name in _aliases(config_class).items():
         if alias in values:
-            require(
-                name not in values, alias, f"this name or {name}, which are the same setting, not both", values[alias]
-            )
+            requirement = f"this name or {name}, which are the same setting, not both"
+            require(name not in values, alias, requirement, values[alias])
             values[name] = values.pop(alias)
-    values = _over_presets(command, preset or in_file, values)
-    named = {name for name in ("num_train_epochs", "total_episodes") if _flag_value(args, name) is not None}
-    return _known(_without_episodes(values, named), config_class, command)
+    values = _over_presets(command, preset or preset_in_file, values)
+    flags = {name for name in ("num_train_epochs", "total_episodes") if _flag_value(args, name) is not None}
+    return _check_names(_without_episodes(values, flags), config_class, command)
 
 
-def _known(values: dict[str, Any], config_class: Any, command: str) -> dict[str, Any]:
-    """Return the values of a file without those of settings that are gone, where they change nothing.
+def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dict[str, Any]:
+    """Return the values of a file for which the command has flags; the others must be what they are without the file.
 
     Raises:
         ConfigError: a name that the command does not have; the message says what replaced it.
     """
-    names, fields = setting_names(config_class), fields_of(config_class)
-    known = {}
+    names = setting_names(config_class)
+    defaults = flatten(config_class())
+    settings = {}
     for name, value in values.items():
         if name in names:
-            known[name] = value
-        elif name in fields:
-            default = flatten(config_class())[name]
+            settings[name] = value
+        elif name in defaults:
+            # config.yaml of a run also has arguments of Python alone, and a preset may serve several commands.
+            default = defaults[name]
             plain = list(default) if isinstance(default, tuple) else default
             require(value == plain, name, f"{plain} with {command}, which has no such flag", value)
-        elif name in GONE:
-            require(GONE[name].changes_nothing(value), shown(name), f"no such setting; {GONE[name].instead}", value)
+        elif name in OLD_SETTINGS:
+            old = OLD_SETTINGS[name]
+            require(old.is_neutral(value), shown(name), f"no such setting; {old.advice}", value)
         else:
             raise ConfigError(f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, names)}")
-    return known
+    return settings
 
 
 def _over_presets(command: str, presets: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -517,42 +563,51 @@ def _over_presets(command: str, presets: Any, values: dict[str, Any]) -> dict[st
     if not isinstance(presets, list):
         presets = [] if presets is None else [presets]
     for name in reversed(presets):
-        of_data = str(name).startswith(_DATA_PRESETS)
-        lower = preset_values("data", name.removeprefix(_DATA_PRESETS)) if of_data else preset_values(command, name)
-        values = _over(lower, values)
+        if str(name).startswith(_DATA_PRESETS):
+            lower = preset_values("data", name.removeprefix(_DATA_PRESETS))
+        else:
+            lower = preset_values(command, name)
+        values = _merge(lower, values)
     return values
 
 
-def _over(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
-    both = _without_episodes(lower, higher) | higher
-    return both | {name: [*lower[name], *higher[name]] for name in USUAL_PARTS if lower.get(name) and higher.get(name)}
+def _merge(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
+    """Lay the values of one source over those of another."""
+    merged = _without_episodes(lower, higher) | higher
+    for name in DEFAULT_PARTS:
+        # Both lists of KEY=VALUE stay, the higher one last: of a key that comes twice, `merge_parts` takes the last.
+        if lower.get(name) and higher.get(name):
+            merged[name] = [*lower[name], *higher[name]]
+    return merged
 
 
-def _without_episodes(values: dict[str, Any], said_later: Collection[str]) -> dict[str, Any]:
-    """Drop `total_episodes`, which would win over epochs, where a later source gives a number of epochs."""
-    undone = "num_train_epochs" in said_later and "total_episodes" not in said_later
-    return {name: value for name, value in values.items() if not (undone and name == "total_episodes")}
+def _without_episodes(values: dict[str, Any], higher_names: Collection[str]) -> dict[str, Any]:
+    """Drop `total_episodes`, which would win over epochs, where a higher source gives a number of epochs."""
+    if "num_train_epochs" not in higher_names or "total_episodes" in higher_names:
+        return values
+    return {name: value for name, value in values.items() if name != "total_episodes"}
 
 
 def _flag_value(args: list[str], name: str) -> str | None:
     """Return the last value given for a flag, spelled with underscores or hyphens, after a space or `=`."""
     value = None
-    for i, arg in enumerate(args):
-        flag, equals, rest = arg.partition("=")
+    for position, arg in enumerate(args):
+        flag, equals, text = arg.partition("=")
         if flag.replace("-", "_") == f"__{name}":
-            value = rest if equals else next(iter(args[i + 1 : i + 2]), None)
+            value = text if equals else next(iter(args[position + 1 :]), None)
     return value
 
 
-def _one_line(panel: str) -> str:
+def _first_paragraph(panel: str) -> str:
     """Return the first paragraph of tyro's error message as one line; its box is drawn with or without Unicode."""
-    lines = [line.strip("│ ") for line in panel.splitlines()[1:]]
-    below_title = itertools.dropwhile(_is_rule, lines)
-    return " ".join(" ".join(itertools.takewhile(lambda line: not _is_rule(line), below_title)).split())
-
-
-def _is_rule(line: str) -> bool:
-    return not line.strip("─-╭╮╰╯")
+    paragraph = []
+    for line in panel.splitlines()[1:]:
+        text = line.strip("│ ")
+        if text.strip("─-╭╮╰╯"):
+            paragraph.append(text)
+        elif paragraph:  # a rule, or an empty line: the usage that follows says nothing of the mistake
+            break
+    return " ".join(" ".join(paragraph).split())
 
 
 def _with_fix(message: str, config_class: type) -> str:
@@ -562,15 +617,18 @@ def _with_fix(message: str, config_class: type) -> str:
         return f"{message} (--help_all explains every flag)"
     word = words.split(", ")[0].partition("=")[0]
     if not word.startswith("--"):
-        return (
-            f"{word}: expected a flag (--help_all lists them), got a word behind no flag or behind one that takes fewer"
-        )
+        reason = "a word after no flag, or after one that takes fewer"
+        return f"{word}: expected a flag (--help_all lists them), got {reason}"
     name = word[2:].replace("-", "_").removeprefix("no_")
     names = setting_names(config_class)
+    requirement = "expected a flag of this command (--help_all lists them)"
     if name in fields_of(config_class) and name not in names:
-        got = "one that this command does not read, or that is an argument in Python alone (docs/configuration.md)"
-        return f"{word}: expected a flag of this command (--help_all lists them), got {got}"
-    if name in GONE and name not in names:
-        return f"{word}: expected a flag (--help_all lists them), got one that is gone; {GONE[name].instead}"
-    hint = _hint(name, names) if name in MEANT else did_you_mean(f"--{name}", [f"--{known}" for known in names])
-    return f"{word}: expected a flag of this command (--help_all lists them), got {word!r}{hint}"
+        reason = "one that this command does not read, or that is an argument in Python alone (docs/configuration.md)"
+        return f"{word}: {requirement}, got {reason}"
+    if name in OLD_SETTINGS and name not in names:
+        return f"{word}: expected a flag (--help_all lists them), got one that is gone; {OLD_SETTINGS[name].advice}"
+    if name in MEANT:
+        hint = _hint(name, names)
+    else:
+        hint = did_you_mean(f"--{name}", [f"--{setting}" for setting in names])
+    return f"{word}: {requirement}, got {word!r}{hint}"

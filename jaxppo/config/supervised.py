@@ -17,7 +17,7 @@ from jaxppo.config.checks import (
 from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
-from jaxppo.config.reward import OF_REWARDS_IN_TRAINING, RewardConfig
+from jaxppo.config.reward import TRAINING_REWARD_FIELDS, RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
 from jaxppo.config.sampling import EvalConfig
 
@@ -61,7 +61,7 @@ class SFTConfig:
         "metric_for_best_model",
         "adam_epsilon",
         "lora_path",
-        *OF_REWARDS_IN_TRAINING,
+        *TRAINING_REWARD_FIELDS,
     )
     """Fields of the groups that this command has no flags for."""
 
@@ -116,38 +116,31 @@ class SFTConfig:
     plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan every other
     problem begins), or some of them with commas between."""
     stream_workers: int = python_only(1)
-    """Processes that make the rows of a stream ahead; their number does not change the rows."""
+    """Processes that prepare the rows of a stream in advance; their number does not change the rows."""
     response_length: int = 64
     """Most tokens of a completion in the evaluation at the end."""
 
     def __post_init__(self) -> None:
-        known = self.augment == "none" or {*self.augmented} <= {"names", "order", "states"}
-        require(known, "augment", "none, or some of names,order,states", self.augment)
-        named = "names" in self.augmented and self.data.numbers_objects
-        require(not named, "augment", "no names with number_objects", self.augment)
-        endless = self.data.stream_domains is not None and self.data.train_split == "train"
-        fits = endless or "states" not in self.augmented
+        exists = {*self.augmented} <= {"names", "order", "states"}
+        require(exists, "augment", "none, or some of names,order,states", self.augment)
+        # Numbered objects have the names o1, o2, ... of the prompt's order: there is nothing left to rename.
+        renames_numbers = "names" in self.augmented and self.data.numbers_objects
+        require(not renames_numbers, "augment", "no names with number_objects", self.augment)
+        fits = self._draws_rows or "states" not in self.augmented
         require(fits, "augment", "states only with train_split train of a stream", self.augment)
-        require_positive(self, "stream_workers")
-        sizes = (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "total_episodes",
-            "batch_size",
-            "response_length",
-        )
-        require_positive(self, *sizes)
+        require_positive(self, "stream_workers", "total_episodes", "batch_size", "response_length")
+        require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
         require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
         require_mapping(self, "model_kwargs")
         for name, value in (self.model_kwargs or {}).items():
             kind = MODEL_KWARGS.get(name)
+            # A bool is an int in Python, so that True would pass as a number of heads.
             fits = kind is not None and isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
             require(fits, "model_kwargs", f"some of {', '.join(MODEL_KWARGS)}, of their types", {name: value})
         shared = (self.model_kwargs or {}).get("num_key_value_heads", 1)
         require(shared > 0, "model_kwargs", "num_key_value_heads above 0", shared)
         require_divisible("num_attention_heads", self.num_attention_heads, "num_key_value_heads", shared)
-        rate, cut = self.optimizer.value_learning_rate, self.data.input_max_text_length
+        rate = self.optimizer.value_learning_rate
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
         self._check_rows()
         if self.peft.use_peft:
@@ -155,32 +148,40 @@ class SFTConfig:
         if self.model_path is not None:
             tokenizer = self.tokenizer_path
             require(tokenizer is None, "tokenizer_path", "None with model_path, which has a tokenizer", tokenizer)
-        require(cut is None, "input_max_text_length", "None: sft learns whole rows", cut)
+        max_text_length = self.data.input_max_text_length
+        require(max_text_length is None, "input_max_text_length", "None: sft learns whole rows", max_text_length)
 
     def _check_rows(self) -> None:
         """Check what is learned of each row."""
-        made = self.augmented or (self.data.stream_domains is not None and self.data.train_split == "train")
         if self.max_length is None:
             require(self.overlong == "cut", "overlong", "cut without max_length", self.overlong)
         else:
             require_positive(self, "max_length")
-            expected = "None with augment or an endless stream, whose rows are not known before"
-            require(not made, "max_length", expected, self.max_length)
+            requirement = "None with augment or an endless stream, whose rows are not known before"
+            require(not (self.augmented or self._draws_rows), "max_length", requirement, self.max_length)
         self.stream.check(self.data)
         if self.stream.streaming:
             require(not self.augmented, "augment", "none with streaming, as names come from all rows", self.augment)
             fresh = self.model_path is None and self.tokenizer_path is None
-            expected = "a folder or hub id with streaming and a fresh model, as words come from all rows"
-            require(not fresh, "tokenizer_path", expected, self.tokenizer_path)
+            requirement = "a folder or hub id with streaming and a fresh model, as words come from all rows"
+            require(not fresh, "tokenizer_path", requirement, self.tokenizer_path)
         if self.assistant_only_loss:
-            use, shots = self.data.use_chat_template, self.data.n_shots
-            require(use is not False, "use_chat_template", "a chat template with assistant_only_loss", use)
-            require(shots == 0, "n_shots", "0 with assistant_only_loss, which would learn the examples", shots)
+            # None passes: whether the tokenizer has a template is seen when it is loaded.
+            use_chat_template = self.data.use_chat_template
+            requirement = "a chat template with assistant_only_loss"
+            require(use_chat_template is not False, "use_chat_template", requirement, use_chat_template)
+            requirement = "0 with assistant_only_loss, which would learn the examples"
+            require(self.data.n_shots == 0, "n_shots", requirement, self.data.n_shots)
 
     def with_best_metric(self) -> "SFTConfig":
-        """Return this configuration with the metric known by which the best checkpoint is chosen."""
+        """Return this configuration with the metric filled in by which the best checkpoint is chosen."""
         splits = self.data.eval_splits
         return with_best_metric(self, splits[0]) if splits else self
+
+    @property
+    def _draws_rows(self) -> bool:
+        """Whether rows are those of an endless stream: the only split without an end is `train`."""
+        return self.data.stream_domains is not None and self.data.train_split == "train"
 
     @property
     def augmented(self) -> tuple[str, ...]:
@@ -277,8 +278,8 @@ class RewardModelConfig:
     """Texts scored at once in an evaluation."""
 
     def __post_init__(self) -> None:
-        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_length")
-        require_positive(self, *sizes, "batch_size", "eval_batch_size")
+        require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_length")
+        require_positive(self, "batch_size", "eval_batch_size")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
         require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
         epochs = self.num_train_epochs
@@ -290,9 +291,8 @@ class RewardModelConfig:
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         rate = self.optimizer.value_learning_rate
         require(rate is None, "value_learning_rate", "None: a reward model has no value model", rate)
-        require(
-            self.peft.lora_path is None, "lora_path", "None: a reward model's adapter is fresh", self.peft.lora_path
-        )
+        lora_path = self.peft.lora_path
+        require(lora_path is None, "lora_path", "None: a reward model's adapter is fresh", lora_path)
         if self.peft.use_peft:
             require(self.model_path is not None, "model_path", "a model under the adapter with use_peft", None)
 

@@ -109,8 +109,9 @@ class TrainConfig:
         rl = self.rl
         require_divisible("batch_size", self.batch_size, "num_generations", rl.group_size)
         require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
-        mini, accumulated = self.mini_batch_size, rl.gradient_accumulation_steps or 1
-        require_divisible("batch_size / num_mini_batches", mini, "gradient_accumulation_steps", accumulated)
+        micro_batches = rl.gradient_accumulation_steps or 1
+        mini_batch = "batch_size / num_mini_batches"
+        require_divisible(mini_batch, self.mini_batch_size, "gradient_accumulation_steps", micro_batches)
         self.data.headline(self.headline_split)
         self._check_combinations()
         self._check_streaming()
@@ -123,34 +124,34 @@ class TrainConfig:
         episodes = self.total_episodes
         require(episodes is not None, "total_episodes", "a number with streaming, which has no length", episodes)
         curriculum = self.prompt_curriculum
-        expected = "none with streaming, as rows are drawn from all of them"
-        require(curriculum.curriculum == "none", "curriculum", expected, curriculum.curriculum)
+        requirement = "none with streaming, as rows are drawn from all of them"
+        require(curriculum.curriculum == "none", "curriculum", requirement, curriculum.curriculum)
         prefixes = curriculum.reference_prefixes
         require(prefixes == 0, "reference_prefixes", "0 with streaming", prefixes)
 
     def _check_combinations(self) -> None:
         rl = self.rl
-        given = f"with algorithm {rl.algorithm}"
+        with_algorithm = f"with algorithm {rl.algorithm}"
         if not rl.spec.needs_values:
-            require(self.value_model_path is None, "value_model_path", f"None {given}", self.value_model_path)
-            require(self.value_model == "separate", "value_model", f"no such setting {given}", "shared")
+            require(self.value_model_path is None, "value_model_path", f"None {with_algorithm}", self.value_model_path)
+            require(self.value_model == "separate", "value_model", f"no such setting {with_algorithm}", "shared")
+        # The sampler's log-probabilities are of the truncated distribution, see `logprobs`.
         if rl.ratio_level != "token" and self.sampling.truncates:
-            expected = f"recompute {given} and top_k, top_p, min_p or repetition_penalty"
-            require(self.logprobs == "recompute", "logprobs", expected, rl.logprobs)
+            requirement = f"recompute {with_algorithm} and top_k, top_p, min_p or repetition_penalty"
+            require(self.logprobs == "recompute", "logprobs", requirement, rl.logprobs)
+        # The controller multiplies kl_coef by 1 + error * batch_size / kl_horizon, where the error is at least -0.2.
         if rl.kl_target is not None:
-            expected = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
-            require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", expected, rl.kl_horizon)
+            requirement = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
+            require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", requirement, rl.kl_horizon)
         if rl.whiten_rewards:
-            expected = f"at least {MIN_ROWS_TO_WHITEN} with whiten_rewards"
-            require(self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", expected, self.batch_size)
+            requirement = f"at least {MIN_ROWS_TO_WHITEN} with whiten_rewards"
+            require(self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", requirement, self.batch_size)
         if self.sampling.stop_token == "none" or self.sampling.output_min_length is not None:
             no_end = "stop_token none" if self.sampling.stop_token == "none" else "output_min_length"
             for name in ("missing_eos_penalty", "mask_truncated_completions"):
                 value = getattr(rl, name)
-                expected = (
-                    f"{'None' if name == 'missing_eos_penalty' else 'False'} with {no_end}, which cuts completions"
-                )
-                require(not value, name, expected, value)
+                off = "None" if name == "missing_eos_penalty" else "False"
+                require(not value, name, f"{off} with {no_end}, which cuts completions", value)
 
     @property
     def logprobs(self) -> str:
@@ -158,12 +159,14 @@ class TrainConfig:
         if self.rl.logprobs is not None:
             return self.rl.logprobs
         # With what is cut off at every token, the ratio of a completion would start at the product of that.
-        is_kept = self.dtype == "float32" and not (self.rl.ratio_level != "token" and self.sampling.truncates)
-        return "sampler" if is_kept else "recompute"
+        is_product = self.rl.ratio_level != "token"
+        if self.dtype != "float32" or (is_product and self.sampling.truncates):
+            return "recompute"
+        return "sampler"
 
     @property
     def scores_policy(self) -> bool:
-        """Whether the policy's log-probabilities or entropies are computed behind the rollout."""
+        """Whether the policy's log-probabilities or entropies are computed after the rollout."""
         return self.logprobs == "recompute" or self.rl.top_entropy_quantile < 1.0
 
     @property
@@ -181,7 +184,7 @@ class TrainConfig:
         return dataclasses.replace(self, total_episodes=episodes)
 
     def with_best_metric(self) -> "TrainConfig":
-        """Return this configuration with the metric known by which the best checkpoint is chosen."""
+        """Return this configuration with the metric filled in by which the best checkpoint is chosen."""
         headline = self.data.headline(self.headline_split)
         return with_best_metric(self, headline) if headline else self
 

@@ -15,7 +15,7 @@ from jaxppo.config import (
     SFTConfig,
     TrainConfig,
 )
-from jaxppo.config.gone import renewed
+from jaxppo.config.old_settings import translate_old_settings
 from jaxppo.config.sources import (
     CALL_ONLY,
     CONFIG_FILE,
@@ -212,7 +212,7 @@ def read_run(folder: Path | str) -> Run:
         raise DataError(f"runs: expected {_FOLDERS}, got {folder}, which is no folder")
     if not (folder / CONFIG_FILE).is_file():
         raise DataError(f"runs: expected {_FOLDERS}, got {folder} without {CONFIG_FILE}")
-    values = renewed(read_yaml(folder / CONFIG_FILE), fields_of(TrainConfig))
+    values = translate_old_settings(read_yaml(folder / CONFIG_FILE), fields_of(TrainConfig))
     # The file does not say which command wrote it: its settings do.
     command = max(_COMMANDS, key=lambda name: _fit(values, _COMMANDS[name]))
     if command == "evaluate":

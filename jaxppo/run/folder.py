@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config import DataConfig, RunConfig
-from jaxppo.config.gone import completed, renewed
+from jaxppo.config.old_settings import translate_old_settings, with_default_parts
 from jaxppo.config.paths import is_partial, write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
@@ -313,7 +313,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any], confi
         config: see `check_settings`.
     """
     # By the names of today, and with defaults for settings that are newer than the run: neither is a change.
-    saved = completed(plain_values(flatten(type(config)())) | renewed(saved, current))
+    saved = with_default_parts(plain_values(flatten(type(config)())) | translate_old_settings(saved, current))
     changed = {}
     for name, value in saved.items():
         if name in CALL_ONLY or (name in current and current[name] == value) or _means_same(name, value, current):

@@ -1,0 +1,108 @@
+"""Settings of older versions: the message for a flag that has one, and how a file that has one is read."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from jaxppo.config.data import DEFAULT_PARTS, merge_parts
+
+
+class OldSetting(NamedTuple):
+    """A setting that was removed.
+
+    Attributes:
+        advice: what to do instead, as the end of a message.
+        neutral_values: values that say no more than leaving the setting out, as in the `config.yaml` of an old run.
+        moved_to: the setting that holds its value now, and the key of the value in it; key "" for words DOMAIN:VALUE.
+    """
+
+    advice: str
+    neutral_values: tuple[Any, ...] = (None,)
+    moved_to: tuple[str, str] | None = None
+
+    def is_neutral(self, value: Any) -> bool:
+        """Return whether a file with this value means the same without it."""
+        value = tuple(value) if isinstance(value, list) else value
+        # In Python 0 == False and 1 == True: a switch is compared with switches alone.
+        return any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral_values
+        )
+
+
+def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the settings of a file under their present names, without old ones whose value is neutral.
+
+    Old settings that have neither a neutral value nor a successor stay: whoever checks the names refuses them.
+
+    Args:
+        values: of the file.
+        names: the settings that the command has.
+    """
+    result = {}
+    moved: dict[str, list[str]] = {}
+    for name, value in values.items():
+        setting = OLD_SETTINGS.get(name)
+        # `stream_lengths` is an old name and a present one: text was the old form, a list of KEY=VALUE is the new one.
+        is_old = name not in names or (name == "stream_lengths" and isinstance(value, str))
+        if setting is None or not is_old:
+            result[name] = value
+        elif setting.is_neutral(value):
+            continue
+        elif setting.moved_to is not None:
+            successor, key = setting.moved_to
+            words = [f"{key}={value}"] if key else [word.replace(":", "=", 1) for word in value]
+            moved.setdefault(successor, []).extend(words)
+        else:
+            result[name] = value
+    for successor, words in moved.items():
+        # Old words come first, so that a file which names both forms means the present one: the last counts.
+        result[successor] = [*words, *(result.get(successor) or ())]
+    return result
+
+
+def with_default_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run, with the defaults of those parts (KEY=VALUE) that they do not name."""
+    result = dict(values)
+    for name, defaults in DEFAULT_PARTS.items():
+        if name in values:
+            result[name] = list(merge_parts(name, defaults, values[name]))
+    return result
+
+
+def _moved(setting: str, key: str, example: str, default: Any) -> OldSetting:
+    return OldSetting(f"say --{setting} {example}", (default,), (setting, key))
+
+
+OLD_SETTINGS: dict[str, OldSetting] = {
+    "train_sizes": _moved("sizes", "train", "train=3:2000", "3:2000,4:6000,5:24000"),
+    "rl_sizes": _moved("sizes", "rl", "rl=5:400", "5:400,6:2600"),
+    "test_sizes": _moved("sizes", "test", "test=4:40", "4:40,5:400"),
+    "test_longer_sizes": _moved("sizes", "test_longer", "test_longer=6:1024", "6:1024"),
+    "stream_sizes": _moved("sizes", "", "blocksworld=2-6", ()),
+    "stream_lengths": _moved("stream_lengths", "train", "train=1-10", "1-10"),
+    "stream_rl_lengths": _moved("stream_lengths", "rl", "rl=6-16", None),
+    "stream_long_lengths": _moved("stream_lengths", "test_longer", "test_longer=12-20", "12-20"),
+    "stream_problems": _moved("stream_rows", "train", "train=16000", None),
+    "stream_rl_rows": _moved("stream_rows", "rl", "rl=500", 500),
+    "stream_test_rows": _moved("stream_rows", "test", "test=50", 50),
+    "num_processes": OldSetting("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
+    "process_id": OldSetting("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
+    "connect_timeout_s": OldSetting("set JAXPPO_CONNECT_TIMEOUT_S in the environment", (120,)),
+    "adap_kl_ctrl": OldSetting("--kl_target with a number says it", (False, True)),
+    "allow_missing_plans": OldSetting("say --allow_unmatched_plans", (False,)),
+    "allow_unknown_plans": OldSetting("say --allow_unmatched_plans", (False,)),
+    "num_key_value_heads": OldSetting("say --model_kwargs '{\"num_key_value_heads\": 2}'"),
+    "rotary_pct": OldSetting("say --model_kwargs '{\"rotary_pct\": 0.25}'", (1.0,)),
+    "tie_word_embeddings": OldSetting("say --model_kwargs '{\"tie_word_embeddings\": true}'"),
+    "dynamic_sampling": OldSetting(
+        "--curriculum success draws prompts that teach something (docs/results.md)", (False,)
+    ),
+    "max_resample": OldSetting("it went with dynamic_sampling", (3,)),
+    "importance_cap": OldSetting("policy/sampler_gap_max says how far the sampler is off"),
+    "lam_value": OldSetting("it made no difference (docs/results.md); --lam is that of the returns, too"),
+    "value_warmup_updates": OldSetting("it made no difference (docs/results.md)", (0,)),
+    "length_penalty": OldSetting("write a module:function for --reward_funcs (docs/own_reward.md)", (0.0,)),
+    "reward_level": OldSetting("its gain was within the intervals (docs/results.md)", ("outcome",)),
+    "soft_punish_cache": OldSetting("write a module:function for --reward_funcs (docs/own_reward.md)"),
+    "greater_is_better": OldSetting("a metric_for_best_model that ends with loss is best where it is lowest", (True,)),
+}
+"""Name -> what became of it. A flag of these names is refused; a file is read where its meaning is still available."""
