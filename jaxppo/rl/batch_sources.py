@@ -176,7 +176,7 @@ class OneStepAhead:
         if step + 1 == self._num_updates:
             return None
         # Drawn before the scores of this update are there: see `SuccessCurriculum.async_rollouts`.
-        curriculum = self._curriculum.drawn(host.curriculum, step + 1)  # type: ignore[arg-type]
+        curriculum = self._curriculum.draw(host.curriculum, step + 1)  # type: ignore[arg-type]
         return lambda: self._on_policy.sample(state, curriculum, step + 1)
 
     def close(self) -> None:

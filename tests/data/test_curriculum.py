@@ -88,10 +88,10 @@ def test_what_is_drawn_depends_on_seed_step_and_estimates_alone():
     known, untried = CASES["tried"][0], CASES["untried"][0]
 
     def draw(seed=0, step=5, known=known):
-        return make(seed=seed).drawn(known, step).rows.tolist()
+        return make(seed=seed).draw(known, step).rows.tolist()
 
     assert draw() == draw() and draw(step=6) != draw() != draw(seed=1)
-    assert make().drawn(known, 5).rows.dtype == np.int32
+    assert make().draw(known, 5).rows.dtype == np.int32
     assert draw(known=untried) != draw()
     # The domains of a batch are mixed.
     curriculum = make(domains=TWO_DOMAINS)
@@ -198,7 +198,7 @@ def test_what_is_kept_is_float32_and_goes_on_exactly():
         arrays = [np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape) for a in whole[cut]]
         known = Curriculum(*arrays)
         for step in range(cut, 12):
-            known, _ = make(threshold=0.5).after(known, scores[step], step)
+            known, _ = make(threshold=0.5).update(known, scores[step], step)
         assert_equal_bits(known, whole[-1])
 
 

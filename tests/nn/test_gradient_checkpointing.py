@@ -96,9 +96,9 @@ def test_deep_models_are_one_loop_on_a_cpu_unless_they_are_wide():
     found = {}
     for layers, width in ((15, 64), (16, 64), (16, 512)):
         wide = GPTNeoXConfig(**SIZES | {"hidden_size": width}, num_hidden_layers=layers)
-        found[layers, width] = wide.loops
+        found[layers, width] = wide.scans_layers
     assert found == {(15, 64): False, (16, 64): True, (16, 512): False}
-    assert dataclasses.replace(wide, accelerated=True).loops
+    assert dataclasses.replace(wide, accelerated=True).scans_layers
 
 
 def test_gradients_of_adapters_that_some_layers_have():

@@ -9,7 +9,7 @@ __all__ = [
     "files",
     "folder",
     "inspect",
-    "plan_prefix_rows",
+    "plan_prefixes",
     "renamed_rows",
     "repair",
     "rows",
