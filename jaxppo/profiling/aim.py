@@ -1,4 +1,4 @@
-"""`--target`: compile the programs of a command for an accelerator that need not be there, and say what they take."""
+"""`--target`: compile the programs of a command for an accelerator that may be absent, and say what they take."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from jaxppo.profiling.targets import GB, GIB, TERA, Target
 from jaxppo.run.console import Console
 
 MOST_OF_GPU = 0.95
-"""Share of a GPU's memory that JAX may be told to take."""
+"""Largest share of a GPU's memory that JAX is advised to take."""
 
 MEMORY_COLUMNS = ("program", "compile s", "arguments", "temporaries", "on the device", "of memory")
 COST_COLUMNS = ("program", "TFLOP", "GB moved", "GB sent", "compute ms", "memory ms", "network ms", "binds")
@@ -33,14 +33,17 @@ def show(console: Console, config: Any, build: Callable[[Any, list[Any]], aot.Pl
     target = targets.find(config.run.target)
     with aot.aiming_at(target):
         devices = aot.devices_of(target)
-        memory_bytes = aot.memory_of(target)
+        memory_bytes = aot.memory_of(target)  # of one device; so are all figures below
         console.stage(f"Compiling for {target.name}: {target.devices} x {devices[0].device_kind}")
         plan = build(config, devices)
         measured = Measured(plan, {})
         for name, compiled in aot.compile_plan(plan):
             measured.stages[name] = compiled
             console.print(f"{name}: {compiled.compile_s:,.1f} s to compile")
-        rooflines = _rooflines(measured, target, config)
+        mesh_sizes = dict(measured.plan.parallel.mesh.shape)
+        rooflines = {
+            name: roofline.of(stage, target, mesh_sizes, config.dtype) for name, stage in measured.stages.items()
+        }
         if config.run.quiet:
             console.result(json.dumps(as_json(target, measured, rooflines, memory_bytes)))
             return
@@ -50,44 +53,35 @@ def show(console: Console, config: Any, build: Callable[[Any, list[Any]], aot.Pl
 
 def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline], memory_bytes: int) -> dict[str, Any]:
     """Return the contract of `--quiet True`: bytes on one device."""
-    longest = max(rooflines.values(), key=lambda roofline: roofline.seconds)
+    programs = {}
+    for name, stage in measured.stages.items():
+        # What the budget by arithmetic says of the same memory; evaluations and steps on fixed rows have none here.
+        budget_bytes = measured.plan.expected.get(name)
+        programs[name] = {
+            "compile_s": round(stage.compile_s, 2),
+            "argument_bytes": stage.argument_bytes,
+            "temp_bytes": stage.temp_bytes,
+            "peak_bytes": stage.peak_bytes,
+            "device_bytes": measured.on_device(name),
+            "expected_bytes": None if budget_bytes is None else measured.plan.held_bytes + budget_bytes,
+            "flops": stage.counted.flops,
+            "bytes": stage.counted.bytes,
+            "sent_bytes": _by_axes(stage),
+            "estimate": rooflines[name]._asdict() | {"binds": rooflines[name].binds},
+        }
+    slowest = max(rooflines.values(), key=lambda roofline: roofline.seconds)
     return {
         "target": target.name,
         "fits": measured.fits(memory_bytes),
         "memory_bytes": memory_bytes,
         "held_bytes": measured.plan.held_bytes,
-        "estimate": {"seconds": sum(line.seconds for line in rooflines.values()), "binds": longest.binds},
-        "programs": {
-            name: {
-                "compile_s": round(stage.compile_s, 2),
-                "argument_bytes": stage.argument_bytes,
-                "temp_bytes": stage.temp_bytes,
-                "peak_bytes": stage.peak_bytes,
-                "device_bytes": measured.on_device(name),
-                "expected_bytes": _expected(measured, name),
-                "flops": stage.counted.flops,
-                "bytes": stage.counted.bytes,
-                "sent_bytes": _by_axes(stage),
-                "estimate": rooflines[name]._asdict() | {"binds": rooflines[name].binds},
-            }
-            for name, stage in measured.stages.items()
-        },
+        "estimate": {"seconds": sum(line.seconds for line in rooflines.values()), "binds": slowest.binds},
+        "programs": programs,
     }
-
-
-def _expected(measured: Measured, name: str) -> int | None:
-    """Return what the budget by arithmetic says of all that is on a device; None where there is no budget."""
-    added = measured.plan.expected.get(name)
-    return None if added is None else measured.plan.held_bytes + added
 
 
 def _by_axes(stage: aot.Compiled) -> dict[str, float]:
     return {f"{kind} over {','.join(axes)}": size for (kind, axes), size in stage.sent.items()}
-
-
-def _rooflines(measured: Measured, target: Target, config: Any) -> dict[str, Roofline]:
-    sizes = dict(measured.plan.parallel.mesh.shape)
-    return {name: roofline.of(stage, target, sizes, config.dtype) for name, stage in measured.stages.items()}
 
 
 def _print_tables(
@@ -107,7 +101,7 @@ def _print_tables(
     ]
     console.result_table(
         f"memory of each device in GiB, by the compiler of {target.name}; {measured.plan.held_bytes / GIB:,.2f} are "
-        f"held throughout, {memory_bytes / GIB:,.2f} are there",
+        f"held throughout, {memory_bytes / GIB:,.2f} are available",
         rows,
         MEMORY_COLUMNS,
     )
@@ -129,8 +123,8 @@ def _print_tables(
     console.result_table(title, costs, COST_COLUMNS)
     for name, stage in stages.items():
         if stage.sent:
-            parts = [f"{what} {size / GB:,.3g} GB" for what, size in _by_axes(stage).items()]
-            console.result(f"{name} sends: {'; '.join(parts)}")
+            amounts = [f"{collective} {size / GB:,.3g} GB" for collective, size in _by_axes(stage).items()]
+            console.result(f"{name} sends: {'; '.join(amounts)}")
         if stage.refused is not None:
             console.result(f"{name}: the compiler says: {stage.refused}")
 
@@ -138,20 +132,22 @@ def _print_tables(
 def _verdict(console: Console, config: Any, measured: Measured, memory_bytes: int, build: fitting.Build) -> str:
     """Say in one sentence whether a run fits, and what would make it fit."""
     fullest = measured.fullest
-    takes = f"{measured.on_device(fullest) / GIB:,.2f} of {memory_bytes / GIB:,.2f} GiB"
+    amount = f"{measured.on_device(fullest) / GIB:,.2f} of {memory_bytes / GIB:,.2f} GiB"
     if measured.fits(memory_bytes):
-        return f"it fits: {fullest} takes most, {takes} on each device"
+        return f"it fits: {fullest} takes most, {amount} on each device"
+    # The cheapest help comes first: JAX leaves a quarter of a GPU to others unless a variable says otherwise.
     target = targets.find(config.run.target)
-    memory = int(target.chip.memory_bytes * MOST_OF_GPU)
-    if target.platform == "gpu" and memory > memory_bytes and measured.fits(memory):
+    largest_share = int(target.chip.memory_bytes * MOST_OF_GPU)
+    if target.platform == "gpu" and largest_share > memory_bytes and measured.fits(largest_share):
         variable = f"the environment variable {aot.gpu_fraction_variable()}={MOST_OF_GPU}"
-        return f"it does not fit: {fullest} takes {takes} on each device; {variable} makes it fit"
+        return f"it does not fit: {fullest} takes {amount} on each device; {variable} makes it fit"
     change = fitting.smallest_change(config, measured, memory_bytes, build, console.print)
     if change is None:
-        return f"it does not fit: {fullest} takes {takes} on each device, and no change that was tried makes it fit"
-    after = change.measured
-    now = f"{after.fullest} then takes most, {after.on_device(after.fullest) / GIB:,.2f} GiB"
-    return f"it does not fit: {fullest} takes {takes} on each device; {change.describe()} makes it fit ({now})"
+        return f"it does not fit: {fullest} takes {amount} on each device, and no change that was tried makes it fit"
+    changed = change.measured
+    outcome = f"{changed.fullest} then takes most, {changed.on_device(changed.fullest) / GIB:,.2f} GiB"
+    flags = fitting.describe(change.flags)
+    return f"it does not fit: {fullest} takes {amount} on each device; {flags} makes it fit ({outcome})"
 
 
 def _amount(number: float) -> str:

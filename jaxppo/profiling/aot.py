@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -27,11 +27,11 @@ from jaxppo.profiling.targets import Target
 GPU_FRACTION = 0.75
 """Share of a GPU's memory that JAX takes. Source: JAX's page on GPU memory allocation."""
 _FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""Where another share is said; the second is the older name, and JAX takes but one of them."""
+"""Set another share; the second is the older name, and JAX reads only one of them."""
 
 _WHEELS = {"tpu": ("libtpu",), "gpu": ("jax_plugins.xla_cuda13", "nvidia.cu13")}
-_OLDER = {"gpu": ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")}
-"""Packages that a compiler consists of."""
+_OLDER_WHEELS = {"gpu": ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")}
+"""Packages that make up a compiler, all of which must be installed."""
 
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -83,7 +83,7 @@ class Compiled(NamedTuple):
             max(self.peak_bytes, other.peak_bytes),
             max(self.added_bytes, other.added_bytes),
             self.counted.plus(other.counted),
-            {what: self.sent.get(what, 0.0) + other.sent.get(what, 0.0) for what in {**self.sent, **other.sent}},
+            {name: self.sent.get(name, 0.0) + other.sent.get(name, 0.0) for name in {**self.sent, **other.sent}},
             self.refused or other.refused,
         )
 
@@ -95,36 +95,44 @@ def devices_of(target: Target) -> list[Any]:
         ConfigError: the compiler is not installed, or does not know this topology.
     """
     _check_installed(target.platform)
-    jax.devices()  # JAX finds its plug-ins
+    jax.devices()  # JAX registers its plug-ins on the first use of a device, and the topology needs them
     try:
         if target.platform == "tpu":
-            found = topologies.get_topology_desc(target.topology, "tpu", **dict(target.options))
+            topology = topologies.get_topology_desc(target.topology, "tpu", **dict(target.options))
         else:
-            about = {"topology": target.topology, "target_config": target.chip.config}
-            found = topologies.get_topology_desc("", "cuda", **about)
-    except Exception as error:  # each compiler has kinds of its own
+            options = {"topology": target.topology, "target_config": target.chip.config}
+            topology = topologies.get_topology_desc("", "cuda", **options)
+    except Exception as error:  # each compiler has exceptions of its own
         expected = f"a topology that the compiler of {target.platform} knows"
         raise ConfigError(f"target: expected {expected}, got {target.name}: {first_line(error)[:300]}") from None
-    return list(found.devices)
+    return list(topology.devices)
 
 
 def _check_installed(name: str) -> None:
+    """Raise a `ConfigError` where the compiler for a platform is missing, or is of another version than JAX."""
     if name == "tpu" and "TPU_LIBRARY_PATH" in os.environ:
         return
-    if not any(all(map(_is_there, table[name])) for table in (_WHEELS, _OLDER) if name in table):
+    choices = [wheels[name] for wheels in (_WHEELS, _OLDER_WHEELS) if name in wheels]
+    if not any(all(map(_is_installed, packages)) for packages in choices):
         fix = f"pip install 'jaxppo[aot-{name}]' (a compiler alone: it needs no {name.upper()} and no driver)"
         raise ConfigError(f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}")
-    for package in ("jax-cuda13-plugin", "jax-cuda12-plugin") if name == "gpu" else ():
-        with suppress(importlib.metadata.PackageNotFoundError):
-            if (version := importlib.metadata.version(package)) != jax.__version__:
-                fix = f"pip install {package}=={jax.__version__} {package[:-6]}pjrt=={jax.__version__}"
-                raise ConfigError(f"target: expected the plug-in of JAX {jax.__version__}, got {version}; {fix}")
+    if name != "gpu":
+        return
+    # JAX only warns about a plug-in of another version, and does not load it.
+    for package in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if version != jax.__version__:
+            fix = f"pip install {package}=={jax.__version__} {package[:-6]}pjrt=={jax.__version__}"
+            raise ConfigError(f"target: expected the plug-in of JAX {jax.__version__}, got {version}; {fix}")
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # the parent package is missing, too
         return False
 
 
@@ -150,7 +158,10 @@ def gpu_fraction() -> float:
 
 def gpu_fraction_variable() -> str:
     """Return the name of the environment variable that says the share: the one that is set, or the newer one."""
-    return next((name for name in _FRACTION_VARIABLES if os.environ.get(name)), _FRACTION_VARIABLES[0])
+    for name in _FRACTION_VARIABLES:
+        if os.environ.get(name):
+            return name
+    return _FRACTION_VARIABLES[0]
 
 
 @contextmanager
@@ -163,8 +174,11 @@ def aiming_at(target: Target) -> Iterator[None]:
 def placed(parallel: DataParallel, tree: Any, row_axis: int | None = None) -> Any:
     """Return the shapes of arrays with their places: along rows, or as parameters are."""
     shardings = parallel.shardings(tree) if row_axis is None else parallel.row_shardings(tree, row_axis)
-    shape = lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)  # noqa: E731
-    return jax.tree.map(shape, tree, shardings)
+
+    def with_sharding(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(with_sharding, tree, shardings)
 
 
 def compile_plan(plan: Plan) -> Iterator[tuple[str, Compiled]]:
@@ -174,10 +188,10 @@ def compile_plan(plan: Plan) -> Iterator[tuple[str, Compiled]]:
         The name of a stage, and its programs as one.
     """
     for name, programs in plan.stages.items():
-        # A program that runs twice is compiled once, as of policy and reference.
-        different = [program for i, program in enumerate(programs) if program not in programs[:i]]
-        done = (compile_program(program, plan.parallel, plan.trips) for program in different)
-        yield name, functools.reduce(Compiled.then, done)
+        # A program that runs twice, such as the scoring of policy and reference, is compiled once.
+        distinct = [program for i, program in enumerate(programs) if program not in programs[:i]]
+        compiled = [compile_program(program, plan.parallel, plan.trips) for program in distinct]
+        yield name, functools.reduce(Compiled.then, compiled)
 
 
 def compile_program(program: Program, parallel: DataParallel, trips: int) -> Compiled:
@@ -188,7 +202,7 @@ def compile_program(program: Program, parallel: DataParallel, trips: int) -> Com
         parallel: the target's devices.
         trips: rounds of a decoding loop.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     traced = program.function.trace(*program.arguments)
     count = counts.of_program(traced.jaxpr, parallel.num_devices, trips)
     rows = shard_bytes(program.rows)
@@ -197,16 +211,34 @@ def compile_program(program: Program, parallel: DataParallel, trips: int) -> Com
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        took, arguments = time.monotonic() - began, shard_bytes(program.arguments)
-        needed = needed_bytes(str(error), arguments)
-        refusal = first_line(error)
-        return Compiled(took, arguments, needed, arguments + needed, rows + needed, count, {}, refusal)
-    took = time.monotonic() - began
-    alone = parallel.num_devices == 1
-    sent = {} if alone else collectives.sent(compiled.as_text(), dict(parallel.mesh.shape), trips)
+        # Such a compiler names the memory that it would have needed; that is the answer to the question.
+        seconds = time.monotonic() - start
+        arguments = shard_bytes(program.arguments)
+        temporaries = needed_bytes(str(error), arguments)
+        return Compiled(
+            compile_s=seconds,
+            argument_bytes=arguments,
+            temp_bytes=temporaries,
+            peak_bytes=arguments + temporaries,
+            added_bytes=rows + temporaries,
+            counted=count,
+            sent={},
+            refused=first_line(error),
+        )
+    seconds = time.monotonic() - start
+    traffic: collectives.Sent = {}
+    if parallel.num_devices > 1:
+        traffic = collectives.sent(compiled.as_text(), dict(parallel.mesh.shape), trips)
     arguments, temporaries, results = _memory(compiled)
-    fresh = results + temporaries
-    return Compiled(took, arguments, temporaries, arguments + fresh, rows + fresh, count, sent)
+    return Compiled(
+        compile_s=seconds,
+        argument_bytes=arguments,
+        temp_bytes=temporaries,
+        peak_bytes=arguments + results + temporaries,
+        added_bytes=rows + results + temporaries,
+        counted=count,
+        sent=traffic,
+    )
 
 
 def _memory(compiled: Any) -> tuple[int, int, int]:
@@ -216,7 +248,8 @@ def _memory(compiled: Any) -> tuple[int, int, int]:
     0.0.42 allocates 15.7, and compiles it for 15.75. Its peak is what it allocates, but for gaps between temporaries.
     """
     stats = compiled.memory_analysis()
-    arguments, temporaries = stats.argument_size_in_bytes, stats.temp_size_in_bytes
+    arguments = stats.argument_size_in_bytes
+    temporaries = stats.temp_size_in_bytes
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     if platform.current().name == "tpu":
         temporaries = min(temporaries, max(0, stats.peak_memory_in_bytes - arguments - results))
@@ -235,7 +268,8 @@ def needed_bytes(message: str, arguments: int) -> int:
         message: names all that would be used, arguments included; libtpu calls them temporaries, too.
         arguments: bytes of the program's arguments.
     """
-    found = re.search(r"(?:\(|[Uu]sed )(\d+(?:\.\d+)?)([KMGT]?)B?(?:\)| of )", message)
-    if found is None:
+    match = re.search(r"(?:\(|[Uu]sed )(\d+(?:\.\d+)?)([KMGT]?)B?(?:\)| of )", message)
+    if match is None:
         return 0
-    return max(0, int(float(found[1]) * _UNITS[found[2] or "B"]) - arguments)
+    total = int(float(match[1]) * _UNITS[match[2] or "B"])
+    return max(0, total - arguments)

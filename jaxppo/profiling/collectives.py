@@ -1,6 +1,5 @@
 """What travels between devices in a compiled program, read from its text: ours, and what the compiler has added."""
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -45,19 +44,23 @@ def sent(text: str, sizes: Mapping[str, int], trips: int) -> Sent:
     computations, entry = _read(text, sizes)
     total: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    def rounds(condition: str) -> float:
+    def rounds(condition_name: str) -> float:
         """JAX's loops of known length count from 0 up to a constant."""
-        of_loop = computations[condition]
-        return float(next((of_loop.constants[name] for name in of_loop.bound if name in of_loop.constants), trips))
+        condition = computations[condition_name]
+        for name in condition.bound:
+            if name in condition.constants:
+                return float(condition.constants[name])
+        return float(trips)
 
-    def add(name: str, times: float) -> None:
+    def add(name: str, repeats: float) -> None:
         computation = computations.get(name)
         if computation is None:
             return
-        for what, size in computation.sent.items():
-            total[what] = total.get(what, 0.0) + size * times
-        for called, often in computation.calls:
-            add(called, times * (rounds(often) if isinstance(often, str) else often))
+        for collective, size in computation.sent.items():
+            total[collective] = total.get(collective, 0.0) + size * repeats
+        for callee, calls in computation.calls:
+            factor = rounds(calls) if isinstance(calls, str) else calls
+            add(callee, repeats * factor)
 
     add(entry, 1.0)
     return total
@@ -66,49 +69,61 @@ def sent(text: str, sizes: Mapping[str, int], trips: int) -> Sent:
 def _read(text: str, sizes: Mapping[str, int]) -> tuple[dict[str, _Computation], str]:
     """Return the computations by name, and the name of the one that is entered first."""
     computations: dict[str, _Computation] = {}
-    inside, entry, seen = _Computation({}, [], {}, []), "", set()
+    computation = _Computation({}, [], {}, [])  # takes the lines before the first head
+    entry = ""
+    chains: set[tuple[str, ...]] = set()
     for line in text.splitlines():
         if line.startswith(("%", "ENTRY ")) and (head := _COMPUTATION.match(line)):
-            inside = computations[head[1]] = _Computation({}, [], {}, [])
-            entry = head[1] if line.startswith("ENTRY") else entry
+            computation = _Computation({}, [], {}, [])
+            computations[head[1]] = computation
+            if line.startswith("ENTRY"):
+                entry = head[1]
             continue
-        inside.constants.update((name, int(value)) for name, value in _CONSTANT.findall(line))
-        inside.bound.extend(_BOUND.findall(line))
-        found = _COLLECTIVE.search(line)
-        if found is None:
-            inside.calls.extend(_calls(line))
+        computation.constants.update((name, int(value)) for name, value in _CONSTANT.findall(line))
+        computation.bound.extend(_BOUND.findall(line))
+        match = _COLLECTIVE.search(line)
+        if match is None:
+            computation.calls.extend(_calls(line))
             continue
-        # A TPU's compiler writes one that goes on beside other work several times, as steps of one chain.
+        # A TPU's compiler writes a collective that runs beside other work several times, as steps of one chain: only
+        # the first step counts.
         chain = re.search(r'chain_id="(\d+)".*op_name="([^"]*)"', line)
+        if chain is not None and chain.groups() in chains:
+            continue
         axes = _axes(line, sizes)
-        if axes and (chain is None or chain.groups() not in seen):
-            inside.sent[found[2], axes] = inside.sent.get((found[2], axes), 0.0) + _payload(found, sizes, axes)
+        if axes:
+            collective = match[2], axes
+            computation.sent[collective] = computation.sent.get(collective, 0.0) + _payload(match, sizes, axes)
         if chain is not None:
-            seen.add(chain.groups())
+            chains.add(chain.groups())
     return computations, entry
 
 
 def _calls(line: str) -> Iterable[tuple[str, float | str]]:
     """Yield what an instruction calls, and how often; a loop's body with its condition, where that must say."""
-    names = [
-        *_CALLED.findall(line),
-        *(("branch", n.strip(" %")) for b in _BRANCHES.findall(line) for n in b.split(",")),
-    ]
-    for word, name in names:
-        if word == "body":
-            known = _TRIPS.search(line)
-            yield name, float(known[1]) if known else dict(_CALLED.findall(line))["condition"]
-        elif word != "condition":
+    callees = _CALLED.findall(line)
+    for role, name in callees:
+        if role == "body":
+            trip_count = _TRIPS.search(line)
+            yield name, dict(callees)["condition"] if trip_count is None else float(trip_count[1])
+        elif role != "condition":
             yield name, 1.0
+    # Which branch is taken is not in the text: all of them count.
+    for branches in _BRANCHES.findall(line):
+        for name in branches.split(","):
+            yield name.strip(" %"), 1.0
 
 
-def _payload(found: re.Match[str], sizes: Mapping[str, int], axes: Iterable[str]) -> float:
+def _payload(match: re.Match[str], sizes: Mapping[str, int], axes: Iterable[str]) -> float:
     """Return the bytes of the whole that is gathered, summed up, scattered or handed on.
 
     One that is started here and done elsewhere names its operands before its results.
     """
-    result, kind, start, _ = found.groups()
-    shapes = [math.prod(int(n) for n in dims.split(",") if n) * _width(dtype) for dtype, dims in _SHAPE.findall(result)]
+    result, kind, start, _ = match.groups()
+    shapes = []
+    for dtype, dims in _SHAPE.findall(result):
+        numbers = math.prod(int(size) for size in dims.split(",") if size)
+        shapes.append(numbers * _width(dtype))
     devices = math.prod(sizes[axis] for axis in axes)
     if kind == "all-reduce" or (start is None and kind != "reduce-scatter"):
         return sum(shapes)
@@ -118,6 +133,7 @@ def _payload(found: re.Match[str], sizes: Mapping[str, int], axes: Iterable[str]
 
 
 def _width(dtype: str) -> float:
+    """Return the bytes of one number of a dtype as XLA writes it: `f32`, `bf16`, `pred`."""
     bits = re.search(r"\d+", dtype)
     return 1.0 if bits is None else int(bits[0]) / 8
 
@@ -127,18 +143,21 @@ def _axes(line: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     group = _first_group(line, math.prod(sizes.values()))
     if len(group) < 2:
         return ()
-    places = np.array(np.unravel_index(group, tuple(sizes.values())))
-    return tuple(axis for axis, along in zip(sizes, places, strict=True) if len(set(along.tolist())) > 1)
+    # All groups of a collective are alike, so the coordinates of the first one's devices in the mesh are enough.
+    coordinates = np.unravel_index(group, tuple(sizes.values()))
+    return tuple(axis for axis, indices in zip(sizes, coordinates, strict=True) if np.ptp(indices) > 0)
 
 
 def _first_group(line: str, devices: int) -> list[int]:
-    if found := _IOTA.search(line):
-        numbers = np.arange(devices).reshape([int(n) for n in found[3].split(",")])
-        if found[4]:
-            numbers = numbers.transpose([int(n) for n in found[4].split(",")])
-        return numbers.reshape(int(found[1]), int(found[2]))[0].tolist()
-    if found := _LISTED.search(line):
-        return json.loads(f"[{found[1]}]")
-    if found := _PAIRS.search(line):
-        return [int(found[1]), int(found[2])]
+    """Return the devices of the first group, which XLA writes in one of three ways; all devices where it names none."""
+    if match := _IOTA.search(line):
+        # [groups,members]<=[shape]T(order): the devices counted up in that shape, transposed, then cut into groups.
+        numbers = np.arange(devices).reshape([int(size) for size in match[3].split(",")])
+        if match[4]:
+            numbers = numbers.transpose([int(axis) for axis in match[4].split(",")])
+        return numbers.reshape(int(match[1]), int(match[2]))[0].tolist()
+    if match := _LISTED.search(line):
+        return [int(device) for device in match[1].split(",")]
+    if match := _PAIRS.search(line):
+        return [int(match[1]), int(match[2])]
     return list(range(devices))

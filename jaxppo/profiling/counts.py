@@ -7,7 +7,7 @@ own `cost_analysis` sees the body of a loop once, and says nothing on a GPU.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
@@ -59,16 +59,17 @@ def of_program(traced: jex.ClosedJaxpr, devices: int = 1, trips: int = 1) -> Cou
         devices: that the program runs on.
         trips: rounds of loops that say when they are done and not how often they go round; decoding is one.
     """
-    used, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
-    return _Counter(trips).region(used, 1.0 / devices)
+    # A trace holds operations whose results nobody reads; compilers drop them, so they are not counted.
+    live_jaxpr, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    return _Counter(trips).region(live_jaxpr, 1.0 / devices)
 
 
 class _Op(NamedTuple):
-    """An operation, or a loop as one, on arrays that are known by number."""
+    """An operation, or a loop as one, on numbered arrays."""
 
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    counted: Count | None  # None: element-wise, what it moves depends on its neighbours
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    count: Count | None  # None: element-wise, what it moves depends on its neighbours
 
 
 class _Region:
@@ -78,18 +79,33 @@ class _Region:
         self.ops: list[_Op] = []
         self.sizes: list[float] = []  # bytes of each array
 
-    def new(self, variable: Any, share: float) -> int:
+    def add_array(self, variable: Any, share: float) -> int:
+        """Return the number of a new array."""
         self.sizes.append(_bytes(variable) * share)
         return len(self.sizes) - 1
 
     def count(self, results: Iterable[int]) -> Count:
-        """Add up the operations; element-wise ones read what others made, and write what others read."""
-        chained = {number for op in self.ops if op.counted is None for number in op.writes}
-        read = {number for op in self.ops if op.counted is None for number in op.reads} - chained
-        needed = {*results} | {number for op in self.ops if op.counted is not None for number in op.reads}
-        total = Count(bytes=sum(self.sizes[number] for number in read | (needed & chained)))
+        """Add up the operations of the region, of which `results` leave it.
+
+        Element-wise operations come in chains, and a compiler makes one kernel of a chain: what passes between its
+        operations stays in registers. So a chain reads only arrays that are not made by an element-wise operation,
+        and writes only those of its arrays that another kind of operation reads, or that leave the region. All other
+        operations have been counted by themselves.
+        """
+        chain_operands: set[int] = set()
+        chain_results: set[int] = set()
+        read_outside = set(results)
         for op in self.ops:
-            total = total.plus(op.counted or Count())
+            if op.count is None:
+                chain_operands.update(op.operands)
+                chain_results.update(op.results)
+            else:
+                read_outside.update(op.operands)
+        moved = (chain_operands - chain_results) | (chain_results & read_outside)
+        total = Count(bytes=sum(self.sizes[number] for number in moved))
+        for op in self.ops:
+            if op.count is not None:
+                total = total.plus(op.count)
         return total
 
 
@@ -98,69 +114,83 @@ class _Counter:
 
     def __init__(self, trips: int):
         self._trips = trips
-        self._sizes: dict[str, int] = {}  # of the axes of the mesh
+        self._axis_sizes: dict[str, int] = {}  # of the mesh
 
     def region(self, jaxpr: Any, share: float, manual: frozenset[str] = frozenset()) -> Count:
         """Count one round of a body of which this device has a share."""
         region = _Region()
-        known = {variable: region.new(variable, share) for variable in (*jaxpr.constvars, *jaxpr.invars)}
-        self._inline(jaxpr, known, region, share, manual)
-        return region.count(known[variable] for variable in jaxpr.outvars if variable in known)
+        numbers = {variable: region.add_array(variable, share) for variable in (*jaxpr.constvars, *jaxpr.invars)}
+        self._inline(jaxpr, numbers, region, share, manual)
+        # A literal may be among the results, and has no number.
+        return region.count(numbers[variable] for variable in jaxpr.outvars if variable in numbers)
 
-    def _inline(self, jaxpr: Any, known: dict[Any, int], region: _Region, share: float, manual: frozenset[str]) -> None:
-        """Add the operations of a body to a region; `known` numbers its variables."""
+    def _inline(
+        self, jaxpr: Any, numbers: dict[Any, int], region: _Region, share: float, manual: frozenset[str]
+    ) -> None:
+        """Add the operations of a body to a region; `numbers` has the arrays of its variables."""
         for eqn in jaxpr.eqns:
-            inner = next((eqn.params[name] for name in _BODIES if name in eqn.params), None)
+            callee = next((eqn.params[name] for name in _BODIES if name in eqn.params), None)
             name = eqn.primitive.name
-            if inner is not None and name not in ("scan", "pallas_call"):
-                self._call(eqn, getattr(inner, "jaxpr", inner), known, region, share, manual)
+            # Loops and kernels have a body, too, which runs many times: they are counted as one operation.
+            if callee is not None and name not in ("scan", "pallas_call"):
+                self._call(eqn, getattr(callee, "jaxpr", callee), numbers, region, share, manual)
                 continue
-            if name in _VIEWS and not any(isinstance(v, jex.Literal) for v in eqn.invars):
-                known |= {new: known[old] for old, new in zip(eqn.invars, eqn.outvars, strict=True)}
+            if name in _VIEWS and not any(isinstance(variable, jex.Literal) for variable in eqn.invars):
+                for operand, result in zip(eqn.invars, eqn.outvars, strict=True):
+                    numbers[result] = numbers[operand]
                 continue
-            reads = tuple(known[v] for v in eqn.invars if not isinstance(v, jex.Literal))
+            operands = tuple(numbers[variable] for variable in eqn.invars if not isinstance(variable, jex.Literal))
             for variable in eqn.outvars:
-                known[variable] = region.new(variable, share)
-            writes = tuple(known[variable] for variable in eqn.outvars)
-            region.ops.append(_Op(reads, writes, self._count(eqn, share, manual)))
+                numbers[variable] = region.add_array(variable, share)
+            results = tuple(numbers[variable] for variable in eqn.outvars)
+            region.ops.append(_Op(operands, results, self._count(eqn, share, manual)))
 
     def _call(
-        self, eqn: Any, body: Any, known: dict[Any, int], region: _Region, share: float, manual: frozenset[str]
+        self, eqn: Any, body: Any, numbers: dict[Any, int], region: _Region, share: float, manual: frozenset[str]
     ) -> None:
         """Inline a call: its arguments and results keep their numbers."""
-        inside: dict[Any, int] = {}
-        if eqn.primitive.name == "shard_map":
-            self._sizes |= dict(eqn.params["mesh"].shape)
+        is_shard_map = eqn.primitive.name == "shard_map"
+        if is_shard_map:
+            # Shapes inside are those of one device already along the axes that the function splits by itself; the
+            # compiler splits along the others.
+            self._axis_sizes |= dict(eqn.params["mesh"].shape)
             manual = manual | frozenset(eqn.params["newly_manual_axes"])
-            share = 1.0 / math.prod(size for axis, size in self._sizes.items() if axis not in manual)
-        for inner, outer in zip(body.invars, eqn.invars, strict=True):
-            if isinstance(outer, jex.Literal) or eqn.primitive.name == "shard_map":  # there with other shapes
-                inside[inner] = region.new(inner, share)
+            share = 1.0 / math.prod(size for axis, size in self._axis_sizes.items() if axis not in manual)
+        body_numbers = {constant: region.add_array(constant, share) for constant in body.constvars}
+        for parameter, argument in zip(body.invars, eqn.invars, strict=True):
+            if is_shard_map or isinstance(argument, jex.Literal):
+                body_numbers[parameter] = region.add_array(parameter, share)
             else:
-                inside[inner] = known[outer]
-        inside |= {constant: region.new(constant, share) for constant in body.constvars}
-        self._inline(body, inside, region, share, manual)
-        for inner, outer in zip(body.outvars, eqn.outvars, strict=True):
-            known[outer] = region.new(outer, share) if isinstance(inner, jex.Literal) else inside[inner]
+                body_numbers[parameter] = numbers[argument]
+        self._inline(body, body_numbers, region, share, manual)
+        for returned, result in zip(body.outvars, eqn.outvars, strict=True):
+            if isinstance(returned, jex.Literal):
+                numbers[result] = region.add_array(result, share)
+            else:
+                numbers[result] = body_numbers[returned]
 
     def _count(self, eqn: Any, share: float, manual: frozenset[str]) -> Count | None:
-        name, params = eqn.primitive.name, eqn.params
+        name = eqn.primitive.name
+        params = eqn.params
         if name == "scan":
             return self.region(params["jaxpr"].jaxpr, share, manual).times(params["length"])
         if name == "while":
             body = self.region(params["body_jaxpr"].jaxpr, share, manual)
-            return body.plus(self.region(params["cond_jaxpr"].jaxpr, share, manual)).times(self._trips)
+            condition = self.region(params["cond_jaxpr"].jaxpr, share, manual)
+            return body.plus(condition).times(self._trips)
         if name == "cond":
+            # Which branch is taken is not in the trace: the most expensive one counts.
             return max(self.region(branch.jaxpr, share, manual) for branch in params["branches"])
         if name == "dot_general":
             return Count(_product(eqn), _moved(eqn)).times(share)
         if name == "pallas_call":
-            inside = self.region(params["jaxpr"], share, manual).flops
-            return Count(inside * math.prod(params["grid_mapping"].grid), _moved(eqn) * share)
+            # A kernel's inner reads and writes are of the chip's own fast memory.
+            block_flops = self.region(params["jaxpr"], share, manual).flops
+            return Count(block_flops * math.prod(params["grid_mapping"].grid), _moved(eqn) * share)
         if name in _WHOLE:
             return Count(bytes=_moved(eqn) * share)
         if name in _READS:
-            return Count(bytes=2 * _total(eqn.outvars) * share)
+            return Count(bytes=2 * sum(map(_bytes, eqn.outvars)) * share)
         if name in _WRITES:
             return Count(bytes=2 * _bytes(eqn.invars[_WRITES[name]]) * share)
         return None
@@ -168,20 +198,18 @@ class _Counter:
 
 def _product(eqn: Any) -> float:
     """Count a matrix product: 2 operations per number of the result and number that is summed over."""
-    (contracted, _), _ = eqn.params["dimension_numbers"]
+    (contracting_axes, _), _ = eqn.params["dimension_numbers"]
     shape = eqn.invars[0].aval.shape
-    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracted)
+    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting_axes)
 
 
 def _moved(eqn: Any) -> float:
-    return _total(eqn.invars) + _total(eqn.outvars)
-
-
-def _total(variables: Sequence[Any]) -> float:
-    return sum(map(_bytes, variables))
+    """Return the bytes of all operands and results."""
+    return sum(map(_bytes, [*eqn.invars, *eqn.outvars]))
 
 
 def _bytes(variable: Any) -> float:
-    """Bytes of an array; 0 for what is none."""
-    shape, dtype = getattr(variable.aval, "shape", ()), getattr(variable.aval, "dtype", None)
+    """Return the bytes of an array; 0 for anything else, such as a token that orders effects."""
+    shape = getattr(variable.aval, "shape", ())
+    dtype = getattr(variable.aval, "dtype", None)
     return float(math.prod(shape)) * getattr(dtype, "itemsize", 0)

@@ -1,5 +1,6 @@
 """What would make a run fit on a target: the smallest change of its settings, found by compiling again."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -46,10 +47,6 @@ class Change(NamedTuple):
     flags: dict[str, Any]
     measured: Measured
 
-    def describe(self) -> str:
-        """Write the settings as flags of a command line."""
-        return describe(self.flags)
-
 
 def describe(flags: Mapping[str, Any]) -> str:
     """Write settings as flags of a command line."""
@@ -74,51 +71,65 @@ def smallest_change(
         except ConfigError as error:  # a combination that this run cannot have
             tell(f"with {describe(base)}: {error}")
             continue
+        # No number of parts helps where the weights alone are too many, and compiling takes minutes.
         if plan.held_bytes >= memory_bytes:
             tell(f"{_with(base)}what is held throughout alone takes {_gib(plan.held_bytes)}")
             continue
-        tried = Change(base, measured if not base else _compiled(plan, memory_bytes, tell, base))
-        found = tried if tried.measured.fits(memory_bytes) else _in_parts(config, tried, memory_bytes, build, tell)
-        if found is not None:
-            return found
+        candidate = Change(base, _compiled(plan, memory_bytes, tell, base) if base else measured)
+        if candidate.measured.fits(memory_bytes):
+            return candidate
+        change = _in_parts(config, candidate, memory_bytes, build, tell)
+        if change is not None:
+            return change
     return None
 
 
 def _bases(config: Any, devices: int) -> Iterator[dict[str, Any]]:
-    """Yield settings beside the number of parts: recomputation, more devices to split over, adapters."""
-    flat = flatten(config)
-    checkpointing = [{}, {"gradient_checkpointing": True}] if flat.get("gradient_checkpointing") is False else [{}]
-    split = [{}, {"parallel": "fsdp"}] if flat["parallel"] != "fsdp" and devices > 1 else [{}]
-    adapters = [{}, {"use_peft": True}] if flat.get("use_peft") is False else [{}]
-    for adapter in adapters:
-        for mesh in split:
-            for again in checkpointing:
-                yield again | mesh | adapter
+    """Yield settings beside the number of parts: recomputation, more devices to split over, adapters.
+
+    Adapters change what is learned, so they come last; the others leave the numbers of a run as they are.
+    """
+    settings = flatten(config)
+    checkpointing: list[dict[str, Any]] = [{}]
+    if settings.get("gradient_checkpointing") is False:
+        checkpointing.append({"gradient_checkpointing": True})
+    sharding: list[dict[str, Any]] = [{}]
+    if settings["parallel"] != "fsdp" and devices > 1:
+        sharding.append({"parallel": "fsdp"})
+    adapters: list[dict[str, Any]] = [{}]
+    if settings.get("use_peft") is False:
+        adapters.append({"use_peft": True})
+    for adapter, mesh, recomputation in itertools.product(adapters, sharding, checkpointing):
+        yield recomputation | mesh | adapter
 
 
 def _in_parts(
     config: Any, change: Change, memory_bytes: int, build: Build, tell: Callable[[str], None]
 ) -> Change | None:
     """Return the fewest parts that make a run fit, beside other changes; None where even single rows do not."""
-    flags, measured = dict(change.flags), change.measured
+    flags = dict(change.flags)
+    measured = change.measured
     while True:
-        over, plan = measured.too_big(memory_bytes), measured.plan
-        if not over:
+        too_big = measured.too_big(memory_bytes)
+        plan = measured.plan
+        if not too_big:
             return Change(flags, measured)
-        room = memory_bytes - plan.held_bytes
-        if "update" in over and plan.parts < plan.most_parts:
-            # Temporaries are a part that stays and one that shrinks: no fewer parts than these can do.
-            least = max(2 * plan.parts, plan.parts * measured.stages["update"].added_bytes / room)
+        if "update" in too_big and plan.parts < plan.most_parts:
+            # Of what an update adds, some shrinks with its parts and some stays, as a gradient does. If all of it
+            # shrank, these would be the parts to take: fewer cannot do, and compiling them would be lost time.
+            available = memory_bytes - plan.held_bytes
+            fewest = max(2 * plan.parts, plan.parts * measured.stages["update"].added_bytes / available)
             flags["gradient_accumulation_steps"] = next(
                 parts
                 for parts in range(plan.parts + 1, plan.most_parts + 1)
-                if plan.most_parts % parts == 0 and (parts >= least or parts == plan.most_parts)
+                if plan.most_parts % parts == 0 and (parts >= fewest or parts == plan.most_parts)
             )
-            over.remove("update")
-        if "score" in over and plan.scored > 1:
+            too_big.remove("update")
+        if "score" in too_big and plan.scored > 1:
             flags["local_rollout_forward_batch_size"] = plan.scored // 2
-            over.remove("score")
-        if over:
+            too_big.remove("score")
+        # Anything else, such as sampling, has no setting here that would make it smaller.
+        if too_big:
             return None
         measured = _compiled(build(replace(config, **flags)), memory_bytes, tell, flags)
 

@@ -54,16 +54,24 @@ def network_seconds(sent: Sent, target: Target, sizes: Mapping[str, int]) -> flo
         target: with its bandwidths.
         sizes: of the axes of the mesh, in its order.
     """
-    total, chip = 0.0, target.chip
+    chip = target.chip
+    total = 0.0
     for (kind, axes), size in sent.items():
         devices = math.prod(sizes[axis] for axis in axes)
-        share = 1.0 if kind == "collective-permute" else (devices - 1) / devices * (2 if kind == "all-reduce" else 1)
-        total += share * size / (chip.network if _leaves_host(axes, target.per_host, sizes) else chip.links)
+        share = 1.0
+        if kind != "collective-permute":
+            share = (devices - 1) / devices
+        if kind == "all-reduce":
+            share *= 2
+        # A ring is as fast as its slowest link, so one step between hosts is enough for the network's speed.
+        bandwidth = chip.network if _leaves_host(axes, target.per_host, sizes) else chip.links
+        total += share * size / bandwidth
     return total
 
 
 def _leaves_host(axes: tuple[str, ...], per_host: int, sizes: Mapping[str, int]) -> bool:
     """Return whether devices along these axes are on several hosts: those of a host are adjacent in the mesh."""
     names = list(sizes)
-    first = min(names.index(axis) for axis in axes)
-    return math.prod(list(sizes.values())[first:]) > per_host
+    outermost = min(names.index(axis) for axis in axes)
+    # The devices of a host follow one another along the last axes; a group along an outer axis spans all within it.
+    return math.prod(list(sizes.values())[outermost:]) > per_host

@@ -44,7 +44,7 @@ def found(monkeypatch):
         assert not measured.fits(int(memory_gib * GIB))
         change = fitting.smallest_change(config, measured, int(memory_gib * GIB), build, lines.append)
         assert change is None or change.measured.fits(int(memory_gib * GIB))
-        return None if change is None else change.describe(), lines
+        return None if change is None else fitting.describe(change.flags), lines
 
     return find
 
