@@ -23,7 +23,8 @@ class Halving:
     """
 
     def __init__(self, stage: str):
-        self.stage, self.divisor = stage, 1
+        self.stage = stage
+        self.divisor = 1
 
     def rows(self, planned: int) -> int:
         """Return how many rows to compute at once, at least 1."""
@@ -46,24 +47,30 @@ class Halving:
             Exception: as `compute` does, also where there are no fewer rows, or where several processes compute
                 together, of which only one may lack memory.
         """
-        divisor, at_first = self.divisor, 0
+        planned_rows: int | None = None  # before the first failure of this call
         while True:
             try:
                 result = compute()
             except Exception as error:
+                # Several processes must run the same program; one that halved alone would leave the others waiting.
                 if not (is_out_of_memory(error) and processes.is_alone() and is_repeatable()):
                     raise
-                at_first = at_first or rows()
-                if not self._halved(rows):
+                if planned_rows is None:
+                    planned_rows = rows()
+                if not self._halve(rows):
                     raise
             else:
-                if self.divisor != divisor:
-                    activity.warn(f"{self.stage}: no memory for {at_first} rows at once, so it goes on with {rows()}")
+                # One warning for all halvings of a call, once it is clear which number of rows works.
+                if planned_rows is not None:
+                    activity.warn(
+                        f"{self.stage}: no memory for {planned_rows} rows at once, so it goes on with {rows()}"
+                    )
                 return result
 
-    def _halved(self, rows: Callable[[], int]) -> bool:
-        """Take fewer rows; returns whether there are fewer."""
-        before, divisor = rows(), self.divisor
+    def _halve(self, rows: Callable[[], int]) -> bool:
+        """Take fewer rows, and return whether that is possible."""
+        before = rows()
+        divisor = self.divisor
         # Where rows are cut into equal parts, half of them may need more than one step.
         for _ in range(before.bit_length()):
             self.divisor *= 2

@@ -19,7 +19,8 @@ class Throughput:
     """
 
     def __init__(self, config: TrainConfig, models: flops.Models, parallel: DataParallel):
-        self._config, self._models = config, models
+        self._config = config
+        self._models = models
         peak = config.peak_tflops
         if peak is None:
             precision: Any = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -34,5 +35,7 @@ class Throughput:
             seconds: its wall time.
         """
         tflops = flops.of_update(self._config, self._models, shapes) / seconds / 1e12
-        found = {"throughput/samples_per_s": shapes.completions / seconds, "throughput/tflops": tflops}
-        return found if self._peak_tflops is None else found | {"throughput/mfu": tflops / self._peak_tflops}
+        metrics = {"throughput/samples_per_s": shapes.completions / seconds, "throughput/tflops": tflops}
+        if self._peak_tflops is not None:
+            metrics["throughput/mfu"] = tflops / self._peak_tflops
+        return metrics

@@ -119,12 +119,13 @@ def table_of(trace: dict[str, Any], updates: str) -> str:
         trace: in Chrome's JSON format, as JAX writes it.
         updates: what was traced, for the title.
     """
-    found = ops_of(trace)
-    shown = [(op.name, f"{op.calls:,}", f"{op.total_ms:,.1f}", f"{op.share:.1%}") for op in found[:TOP]]
-    rows = [("operation", "calls", "total ms", "share"), *shown]
+    ops = ops_of(trace)
+    rows = [("operation", "calls", "total ms", "share")]
+    rows += [(op.name, f"{op.calls:,}", f"{op.total_ms:,.1f}", f"{op.share:.1%}") for op in ops[:TOP]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    title = f"most expensive of {len(found)} operations in {updates} (time of all devices or threads together)"
-    lines = [title, *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows)]
+    lines = [f"most expensive of {len(ops)} operations in {updates} (time of all devices or threads together)"]
+    for name, *numbers in rows:
+        lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
     if len(trace["traceEvents"]) >= MOST_EVENTS:
         lines.append(f"the trace holds its first {MOST_EVENTS:,} events only: profile fewer updates for exact numbers")
     return "".join(f"{line}\n" for line in lines)
@@ -139,13 +140,13 @@ def ops_of(trace: dict[str, Any]) -> list[Op]:
     calls: dict[str, int] = defaultdict(int)
     total_us: dict[str, float] = defaultdict(float)
     for line in _lines(trace):
-        for event, own_us in _own_times(line):
+        for event, self_us in _self_times(line):
             name = _name(event)
             calls[name] += 1
-            total_us[name] += own_us
-    everything = sum(total_us.values()) or 1.0
+            total_us[name] += self_us
+    sum_us = sum(total_us.values()) or 1.0
     order = sorted(total_us, key=lambda name: (-total_us[name], name))
-    return [Op(name, calls[name], total_us[name] / 1e3, total_us[name] / everything) for name in order]
+    return [Op(name, calls[name], total_us[name] / 1e3, total_us[name] / sum_us) for name in order]
 
 
 def _lines(trace: dict[str, Any]) -> Iterable[list[dict[str, Any]]]:
@@ -154,37 +155,51 @@ def _lines(trace: dict[str, Any]) -> Iterable[list[dict[str, Any]]]:
     Beside its other lines a device may have a line "XLA Ops": then that one counts.
     """
     events = trace["traceEvents"]
-    named = [event for event in events if event.get("ph") == "M"]
-    processes = {event["pid"]: event["args"]["name"] for event in named if event["name"] == "process_name"}
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in named if e["name"] == "thread_name"}
-    op_lines = {key for key, name in threads.items() if name == "XLA Ops"}
+    # In Chrome's format, events of phase "M" name processes and threads, and those of phase "X" last a while.
+    device_pids: set[int] = set()
+    op_lines: set[tuple[int, int]] = set()
+    for event in events:
+        if event.get("ph") != "M":
+            continue
+        if event["name"] == "process_name" and event["args"]["name"].startswith("/device:"):
+            device_pids.add(event["pid"])
+        if event["name"] == "thread_name" and event["args"]["name"] == "XLA Ops":
+            op_lines.add((event["pid"], event["tid"]))
     lines: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event.get("ph") == "X":
             key = event["pid"], event["tid"]
             if key in op_lines or "hlo_op" in event.get("args", {}):
                 lines[key].append(event)
-    devices = {pid for pid, _ in lines if processes.get(pid, "").startswith("/device:")}
-    with_op_line = {pid for pid, _ in op_lines}
-    for key, line in lines.items():
-        if (key[0] in devices or not devices) and (key in op_lines or key[0] not in with_op_line):
+    # The host's threads also show operations while a device runs them: they would be counted twice.
+    devices_alone = any(pid in device_pids for pid, _ in lines)
+    pids_with_op_line = {pid for pid, _ in op_lines}
+    for (pid, tid), line in lines.items():
+        if devices_alone and pid not in device_pids:
+            continue
+        if (pid, tid) in op_lines or pid not in pids_with_op_line:
             yield line
 
 
-def _own_times(line: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
-    """Yield each event of a line with its own microseconds: less those of the events right within it."""
+def _self_times(line: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
+    """Yield each event of a line with its microseconds, less those of the events directly within it."""
+    # Of events that begin together the longest comes first: it encloses the others.
     line = sorted(line, key=lambda event: (event["ts"], -event["dur"]))
-    own = [event["dur"] for event in line]
-    around: list[int] = []  # numbers of the events that are going on
+    self_us = [event["dur"] for event in line]
+    open_events: list[int] = []  # numbers of the events that enclose the present one, the innermost last
     for number, event in enumerate(line):
-        while around and line[around[-1]]["ts"] + line[around[-1]]["dur"] <= event["ts"]:
-            around.pop()
-        if around:
-            own[around[-1]] -= event["dur"]
-        around.append(number)
-    return zip(line, own, strict=True)
+        while open_events and line[open_events[-1]]["ts"] + line[open_events[-1]]["dur"] <= event["ts"]:
+            open_events.pop()
+        if open_events:
+            self_us[open_events[-1]] -= event["dur"]
+        open_events.append(number)
+    return zip(line, self_us, strict=True)
 
 
 def _name(event: dict[str, Any]) -> str:
+    """Return `program/operation`; the program's name without its fingerprint in brackets."""
+    name = event["name"]
     program = event.get("args", {}).get("hlo_module", "")
-    return sanitize(f"{re.sub(r'[(].*[)]$', '', program)}/{event['name']}" if program else event["name"], limit=80)
+    if program:
+        name = f"{re.sub(r'[(].*[)]$', '', program)}/{name}"
+    return sanitize(name, limit=80)

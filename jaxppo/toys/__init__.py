@@ -19,6 +19,9 @@ from jaxppo.run.cache_folder import get_or_build
 
 LOG_FILE = "build.log"
 
+TOYS_VERSION = 1
+"""Part of a toy's folder name: raise it when texts, tokenizers or classifier come out differently."""
+
 
 class Toy(NamedTuple):
     """How a toy is made.
@@ -57,7 +60,7 @@ def find(name: str) -> Path | None:
     if name not in TOYS:
         return None
     folder = cache_dir() / "toys" / f"{name}-{_digest(name)}"
-    get_or_build(folder, lambda made: _make(name, made, folder))
+    get_or_build(folder, lambda temporary: _make(name, temporary, folder))
     return folder / TOYS[name].result
 
 
@@ -68,14 +71,14 @@ def command_of(name: str, folder: Path | str) -> list[str]:
     return ["-m", f"jaxppo.{command}", *chosen, "--output_dir", str(folder)]
 
 
-def _make(name: str, made: Path, folder: Path) -> None:
-    """Run the command that makes a toy; where it fails, its output is kept beside the folder that was to be."""
-    log = made.with_name(LOG_FILE)
+def _make(name: str, temporary: Path, folder: Path) -> None:
+    """Run the command that makes a toy in a temporary folder; where it fails, its log is kept beside `folder`."""
+    log = temporary.with_name(LOG_FILE)
     shown = " ".join(command_of(name, "..."))
     print(f"making {name}, once: python {shown}", file=sys.stderr, flush=True)
     with log.open("w", encoding="utf-8") as output:
         status = subprocess.run(
-            [sys.executable, *command_of(name, made)],
+            [sys.executable, *command_of(name, temporary)],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -84,12 +87,13 @@ def _make(name: str, made: Path, folder: Path) -> None:
         ).returncode
     if status != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        # A crash ends with our request to report it; the line before that says what went wrong.
         reason = next((line for line in reversed(lines) if not line.startswith("This is a bug")), "")
         saved_log = log.replace(folder.with_name(f".{folder.name}.failed.log"))
         raise ToyError(
             f"{name}: expected `python {shown}` to end with status 0, got {status}: {reason}; see {saved_log}"
         )
-    log.replace(made / LOG_FILE)
+    log.replace(temporary / LOG_FILE)
 
 
 def _environment() -> dict[str, str]:
@@ -98,10 +102,9 @@ def _environment() -> dict[str, str]:
 
 
 def _digest(name: str) -> str:
-    """Return a digest of the version, of the code that makes toys, and of all presets that take part."""
-    sources = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.name != "__init__.py"]
-    parts = [jaxppo.__version__.encode(), *(path.read_bytes() for path in sources)]
-    return hashlib.sha256(b"\0".join([*parts, *_presets(name)])).hexdigest()[:12]
+    """Return a digest of what a toy depends on: versions of package and toys, and all presets that take part."""
+    parts = [jaxppo.__version__.encode(), str(TOYS_VERSION).encode(), *_presets(name)]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
 def _presets(name: str) -> list[bytes]:

@@ -70,7 +70,7 @@ def make_reviews_classifier(folder: Path) -> None:
     tokenizer = byte_level_bpe([row["prompt"] for row in rows], pad_token="[PAD]")
     tokenizer.padding_side = "right"
     accuracy = train_classifier([row["prompt"] for row in rows], [row["label"] for row in rows], tokenizer, folder)
-    print(f"{accuracy:.1%} of the reviews, cut at random, told right")
+    print(f"{accuracy:.1%} of the reviews, cut at random, classified correctly")
 
 
 def make_chat_words(folder: Path) -> None:

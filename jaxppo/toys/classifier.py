@@ -8,7 +8,9 @@ from typing import Any
 from jaxppo.errors import ModelError
 
 LABELS = {0: "NEGATIVE", 1: "POSITIVE"}
-_STEPS, _BATCH_SIZE, _LEARNING_RATE = 200, 64, 2e-3
+_STEPS = 200
+_BATCH_SIZE = 64
+_LEARNING_RATE = 2e-3
 
 
 def check_installed() -> None:
@@ -36,7 +38,9 @@ def train_classifier(texts: Sequence[str], labels: Sequence[int], tokenizer: Any
     torch.set_num_threads(1)  # a model of this size has no work for more
     torch.manual_seed(seed)
     encoded = tokenizer(list(texts), padding=True, return_tensors="pt")
-    ids, mask, right = encoded["input_ids"], encoded["attention_mask"], torch.tensor(labels)
+    ids = encoded["input_ids"]
+    mask = encoded["attention_mask"]
+    targets = torch.tensor(labels)
     config = DistilBertConfig(
         vocab_size=len(tokenizer),
         dim=64,
@@ -50,17 +54,17 @@ def train_classifier(texts: Sequence[str], labels: Sequence[int], tokenizer: Any
     )
     model = DistilBertForSequenceClassification(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
-    hits = []
+    accuracies = []
     for _ in range(_STEPS):
         rows = torch.randint(len(texts), (_BATCH_SIZE,))
-        # The reward reads short texts, too: a review is cut somewhere.
+        # As a reward the classifier also reads short completions, so it learns from reviews cut at random.
         length = int(torch.randint(8, ids.shape[1] + 1, ()))
-        output = model(input_ids=ids[rows, :length], attention_mask=mask[rows, :length], labels=right[rows])
+        output = model(input_ids=ids[rows, :length], attention_mask=mask[rows, :length], labels=targets[rows])
         optimizer.zero_grad()
         output.loss.backward()
         optimizer.step()
-        hits.append((output.logits.argmax(-1) == right[rows]).float().mean().item())
+        accuracies.append((output.logits.argmax(-1) == targets[rows]).float().mean().item())
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    last = hits[-len(hits) // 4 :]
-    return sum(last) / len(last)
+    last_quarter = accuracies[-len(accuracies) // 4 :]
+    return sum(last_quarter) / len(last_quarter)

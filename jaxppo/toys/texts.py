@@ -1,6 +1,6 @@
 """Made-up texts with a known right answer: film reviews with a sentiment, posts with the facts of their summary.
 
-Marks stand between blanks like words, and what goes on behind a prompt begins with a blank, as GPT-2's tokens do.
+Punctuation stands between blanks like words, and a completion begins with a blank, as GPT-2's tokens do.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,10 @@ def review(random: Random, favourable: bool) -> str:
         agrees = random.random() >= _SLIP
         return random.choice(FAVOURABLE if favourable == agrees else UNFAVOURABLE)
 
-    part = lambda: random.choice(_PARTS)  # noqa: E731
+    def part() -> str:
+        return random.choice(_PARTS)
+
+    # Functions, so that only the sentence that is chosen draws its words.
     openings = [
         lambda: f"i saw this {part()} with my {random.choice(_PEOPLE)} last {random.choice(_DAYS)} .",
         lambda: f"my {random.choice(_PEOPLE)} told me about the {part()} of this film .",
@@ -41,7 +44,10 @@ def review(random: Random, favourable: bool) -> str:
         lambda: f"i found the {part()} {word()} , my {random.choice(_PEOPLE)} found it {word()} .",
         lambda: f"its {part()} is {word()} .",
     ]
-    return " ".join([random.choice(openings)(), *(random.choice(sentences)() for _ in range(random.randint(3, 5)))])
+    chosen = [random.choice(openings)()]
+    for _ in range(random.randint(3, 5)):
+        chosen.append(random.choice(sentences)())
+    return " ".join(chosen)
 
 
 def review_rows(split: str, count: int, seed: int) -> list[Row]:
@@ -53,8 +59,10 @@ def review_rows(split: str, count: int, seed: int) -> list[Row]:
         words = review(random, favourable).split()
         row = {"id": f"{split}-{number}", "label": int(favourable)}
         cut = random.randint(1, 4) if split.startswith("sft") else len(words)
-        rest = {"completion": f" {' '.join(words[cut:])}"} if cut < len(words) else {}
-        rows.append(row | {"prompt": " ".join(words[:cut])} | rest)
+        row["prompt"] = " ".join(words[:cut])
+        if cut < len(words):
+            row["completion"] = f" {' '.join(words[cut:])}"
+        rows.append(row)
     return rows
 
 
@@ -63,7 +71,8 @@ def favourable_words(completions: Sequence[str], **_: Any) -> list[float]:
     scores = []
     for text in completions:
         words = text.split()
-        good, bad = (sum(word in kind for word in words) for kind in (FAVOURABLE, UNFAVOURABLE))
+        good = sum(word in FAVOURABLE for word in words)
+        bad = sum(word in UNFAVOURABLE for word in words)
         scores.append((good - bad) / max(good + bad, 1))
     return scores
 
@@ -92,7 +101,8 @@ _FAULTS = tuple(_FAULT_RATES)
 def post_row(name: str, random: Random) -> Row:
     """A post with the facts that a summary should keep; another person is mentioned, and some asides."""
     who, other = random.sample(_WHO, 2)
-    deed, thing = random.choice(_DEEDS), random.choice(_THINGS)
+    deed = random.choice(_DEEDS)
+    thing = random.choice(_THINGS)
     wish = random.choice(_WISHES)
     asides = random.sample(_ASIDES, 2)
     middle = [f"{who} {deed} my {thing} .", f"{other} says it is nothing .", asides[0]]
@@ -106,8 +116,10 @@ def summary(row: Row, faults: Sequence[str], random: Random) -> str:
     who = row["other"] if "who" in faults else row["who"]
     deed = f"{random.choice(_DEEDS)} my {random.choice(_THINGS)}" if "deed" in faults else row["deed"]
     wish = random.choice(_WISHES) if "wish" in faults else row["wish"]
-    end = "" if "missing" in faults else f" and i want {wish}"
-    return f" {who} {deed}{end} ." + (f" {random.choice(_ASIDES)}" if "long" in faults else "")
+    text = f" {who} {deed} ." if "missing" in faults else f" {who} {deed} and i want {wish} ."
+    if "long" in faults:
+        text += f" {random.choice(_ASIDES)}"
+    return text
 
 
 def summary_rows(split: str, count: int, seed: int) -> list[Row]:
@@ -131,9 +143,11 @@ def preference_rows(split: str, count: int, seed: int) -> list[Row]:
     rows = []
     for number in range(count):
         row = post_row(f"{split}-{number}", random)
-        fewer = random.choice([0, 0, 1])
-        faults = random.sample(_FAULTS, random.randint(fewer + 1, 3))
-        chosen, rejected = (summary(row, part, random) for part in (faults[:fewer], faults))
+        chosen_faults = random.choice([0, 0, 1])
+        faults = random.sample(_FAULTS, random.randint(chosen_faults + 1, 3))
+        # The chosen summary is drawn first: the order of draws makes the data set.
+        chosen = summary(row, faults[:chosen_faults], random)
+        rejected = summary(row, faults, random)
         rows.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
     return rows
 
