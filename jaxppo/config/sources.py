@@ -465,7 +465,7 @@ def _split_parts(args: list[str], names: Collection[str]) -> tuple[list[str], di
     """
     remaining = []
     parts: dict[str, list[str]] = {}
-    name = None
+    name = ""  # of no setting, for words before the first flag
     for arg in args:
         flag, equals, value = arg.partition("=")
         is_flag = arg.startswith("--")
@@ -577,8 +577,13 @@ def _merge(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
     for name in DEFAULT_PARTS:
         # Both lists of KEY=VALUE stay, the higher one last: of a key that comes twice, `merge_parts` takes the last.
         if lower.get(name) and higher.get(name):
-            merged[name] = [*lower[name], *higher[name]]
+            merged[name] = [*_listed(lower[name]), *_listed(higher[name])]
     return merged
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return the values of a list, of which a file may give a single one without brackets."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _without_episodes(values: dict[str, Any], higher_names: Collection[str]) -> dict[str, Any]:

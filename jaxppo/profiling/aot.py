@@ -118,7 +118,6 @@ def _check_installed(name: str) -> None:
         raise ConfigError(f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}")
     if name != "gpu":
         return
-    # JAX only warns about a plug-in of another version, and does not load it.
     for package in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
         try:
             version = importlib.metadata.version(package)

@@ -69,7 +69,7 @@ class _Op(NamedTuple):
 
     operands: tuple[int, ...]
     results: tuple[int, ...]
-    count: Count | None  # None: element-wise, what it moves depends on its neighbours
+    work: Count | None  # None: element-wise, what it moves depends on its neighbours
 
 
 class _Region:
@@ -96,7 +96,7 @@ class _Region:
         chain_results: set[int] = set()
         read_outside = set(results)
         for op in self.ops:
-            if op.count is None:
+            if op.work is None:
                 chain_operands.update(op.operands)
                 chain_results.update(op.results)
             else:
@@ -104,8 +104,8 @@ class _Region:
         moved = (chain_operands - chain_results) | (chain_results & read_outside)
         total = Count(bytes=sum(self.sizes[number] for number in moved))
         for op in self.ops:
-            if op.count is not None:
-                total = total.plus(op.count)
+            if op.work is not None:
+                total = total.plus(op.work)
         return total
 
 

@@ -310,8 +310,9 @@ def test_a_file_of_an_older_version_is_read_or_refused_by_name(tmp_path):
         assert error_line("--config", yaml_file(tmp_path, text)).startswith(f"{name}: ")
 
 
-def test_a_flag_of_several_parts_changes_those_that_it_names(tmp_path):
-    given = yaml_file(tmp_path, "preset: tiny\nsizes: ['test=4:5']\n")
+@pytest.mark.parametrize("sizes", ["['test=4:5']", "test=4:5"], ids=["list", "text"])
+def test_a_flag_of_several_parts_changes_those_that_it_names(tmp_path, sizes):
+    given = yaml_file(tmp_path, f"preset: tiny\nsizes: {sizes}\n")
     data = parse("--config", given, "--sizes", "rl=4:6", "--seed", "1", "--sizes=test_longer=5:8").data
     assert data.sizes == ("train=3:2000,4:6000,5:24000", "rl=4:6", "test=4:5", "test_longer=5:8")
 

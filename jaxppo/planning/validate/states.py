@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Literal
 from jaxppo.planning.language.numeric import UndefinedNumberError, Update, compare, evaluate, updated
+from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom
 from jaxppo.planning.language.task import Problem
 from jaxppo.planning.validate.ground import DerivedLiteral, Extras, GroundComparison, GroundJunction, Node
@@ -118,8 +119,9 @@ class State:
         # None: the rules of the atom read a function without a value.
         self._derived: dict[Atom, bool | None] = {}
         self._computed: set[int] = set()
-        # A plan pays for filling in a batch once, although each step may make it compute the batch again.
-        self._paid: set[int] = set()
+        # A plan pays for filling in a batch or a step once, although it may need them again, and whether or not another
+        # plan has had them filled in before.
+        self._paid: set[int | Action] = set()
 
     def holds(self, node: Node) -> bool:
         """Return whether a ground condition holds; parts are read from left to right, and no further than needed.
@@ -204,6 +206,16 @@ class State:
             if number not in self._computed:
                 self._computed.add(number)
                 self._compute(number, batch)
+
+    def pay_for_step(self, action: Action, cost: int) -> None:
+        """Count the work of filling in a step, when the plan first takes it.
+
+        Raises:
+            WorkLimitError: the plan has cost too much.
+        """
+        if action not in self._paid:
+            self._paid.add(action)
+            self.spend(GROUNDING_WORK * cost)
 
     def _compute(self, number: int, batch: AtomBatch) -> None:
         """Compute the least fixed point of the rules of a batch, stratum after stratum."""

@@ -24,7 +24,7 @@ from jaxppo.planning.language.task import check_action, compares_numbers
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.ground import Extras, Node, Step
 from jaxppo.planning.validate.grounding import Grounder
-from jaxppo.planning.validate.states import GROUNDING_WORK, Rules, State, WorkLimitError
+from jaxppo.planning.validate.states import Rules, State, WorkLimitError
 
 
 class _Goal(NamedTuple):
@@ -193,8 +193,11 @@ def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step 
     facts = state.facts
     for number, step in enumerate(steps):
         if step is None:
-            step = _step(task, state, actions[number])
-        true, false, delete, add, extras, _ = step
+            step = _step(task, actions[number])
+        true, false, delete, add, extras, cost = step
+        # Cached or not: a verdict must not depend on which plans were judged before this one.
+        if cost:
+            state.pay_for_step(actions[number], cost)
         if not (true <= facts and false.isdisjoint(facts)):
             return _Stop(number, _first_false(task, state, task.grounder.precondition_parts(actions[number])))
         if extras is None:
@@ -206,13 +209,12 @@ def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step 
     return None
 
 
-def _step(task: _Task, state: State, action: Action) -> Step:
-    """Fill in an operator, unless an earlier step of the plan has done so."""
+def _step(task: _Task, action: Action) -> Step:
+    """Fill in an operator, unless an earlier step, of this plan or of another, has done so."""
     step = task.steps.get(action)
     if step is None:
         step = task.grounder.step(action)
         task.steps[action] = step
-        state.spend(GROUNDING_WORK * step.cost)
     return step
 
 
