@@ -40,13 +40,13 @@ class Program(NamedTuple):
     """A program to be compiled."""
 
     function: Any  # from `DataParallel.map`
-    held: tuple[Any, ...]  # first arguments, which are on the devices throughout: trees of shapes with their places
+    resident: tuple[Any, ...]  # first arguments, which are on the devices throughout: trees of shapes with their places
     rows: tuple[Any, ...]  # the others
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """All arguments, in their order."""
-        return (*self.held, *self.rows)
+        return (*self.resident, *self.rows)
 
 
 class Plan(NamedTuple):

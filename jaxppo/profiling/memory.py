@@ -60,8 +60,8 @@ def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = 
     if platform.current().name != "cpu":
         return fitting
     widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
-    least = WIDE_TOKENS // length if any(model.wide for model in models) else 1
-    cached = max(1, least, CPU_ACTIVATIONS // (length * widest))
+    min_rows = WIDE_TOKENS // length if any(model.wide for model in models) else 1
+    cached = max(1, min_rows, CPU_ACTIVATIONS // (length * widest))
     return cached if fitting is None else min(cached, fitting)
 
 
@@ -92,14 +92,14 @@ def micro_batches(
     return equal_parts(config.mini_batch_size // row_shards, rows_at_once(models, length, room, tensor))
 
 
-def equal_parts(rows: int, most: int | None) -> int:
+def equal_parts(rows: int, limit: int | None) -> int:
     """Return the fewest equal parts of some rows that have at most so many each; None: any number."""
-    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= (most or rows))
+    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= (limit or rows))
 
 
 def activation_budget(
     models: Sequence[ModelConfig],
-    held: Any,
+    resident: Any,
     trained: Mapping[str, Any],
     weights: Mapping[str, Any],
     mesh: Mapping[str, int],
@@ -108,17 +108,17 @@ def activation_budget(
 
     Args:
         models: see `budget`.
-        held: what stays on a device, tree of arrays or of their shapes.
+        resident: what stays on a device, tree of arrays or of their shapes.
         trained: see `budget`.
         weights: see `budget`.
         mesh: see `budget`.
     """
-    most = _most_bytes()
-    if most is None:
+    limit = _most_bytes()
+    if limit is None:
         return None
     copies, gradients = _learning(models, trained, weights, mesh)
     most_logits = sizes.logits_bytes(models[0], 2**31)
-    return most - sizes.tree_bytes(held) - copies - 2 * gradients - most_logits
+    return limit - sizes.tree_bytes(resident) - copies - 2 * gradients - most_logits
 
 
 def device_bytes() -> int | None:
@@ -136,21 +136,21 @@ def _most_bytes() -> int | None:
 
 
 def sampled_rows(
-    model: ModelConfig, held: Any, weights: Any, prompt: int, response: int, mesh: Mapping[str, int], merged: bool
+    model: ModelConfig, resident: Any, weights: Any, prompt: int, response: int, mesh: Mapping[str, int], merged: bool
 ) -> int | None:
     """Return how many rows a device decodes at once in an update, as far as memory allows; None: any number.
 
     Args:
         model: the policy.
-        held: see `activation_budget`.
+        resident: see `activation_budget`.
         weights: of the policy: tree of arrays or of their shapes.
         prompt: tokens of a prompt, padding included.
         response: most tokens of a completion.
         mesh: see `budget`.
         merged: adapters are merged into the weights.
     """
-    most = _most_bytes()
-    if most is None:
+    limit = _most_bytes()
+    if limit is None:
         return None
     tensor = mesh.get(TENSOR, 1)
     copies = _decoding_weights(model, weights, mesh, merged=merged)
@@ -158,23 +158,23 @@ def sampled_rows(
     of_row = sum(_decoding(model, 1, prompt + response, tensor).values())
     if platform.current().name == "cpu":
         of_row += sizes.reading_bytes(model, 1, prompt)
-    return max(1, (most - sizes.tree_bytes(held) - copies) // of_row)
+    return max(1, (limit - sizes.tree_bytes(resident) - copies) // of_row)
 
 
 def decodes_split(model: ModelConfig, weights: Any, mesh: Mapping[str, int]) -> bool:
     """Return whether sampling leaves the policy's weights in their shards, see `partition.decodes_split`."""
-    whole = sizes.compute_bytes(model, weights) // mesh.get(TENSOR, 1)
-    return mesh.get(FSDP, 1) > 1 and partition.decodes_split(whole)
+    num_bytes = sizes.compute_bytes(model, weights) // mesh.get(TENSOR, 1)
+    return mesh.get(FSDP, 1) > 1 and partition.decodes_split(num_bytes)
 
 
 def _decoding_weights(model: ModelConfig, weights: Any, mesh: Mapping[str, int], *, merged: bool) -> int:
     """Return the bytes of the policy's weights as they are decoded with, where they are not those that are held."""
     tensor = mesh.get(TENSOR, 1)
     if mesh.get(FSDP, 1) > 1:
-        whole = sizes.compute_bytes(model, weights) // tensor  # adapters are merged before
+        num_bytes = sizes.compute_bytes(model, weights) // tensor  # adapters are merged before
         if not decodes_split(model, weights, mesh):
-            return whole
-        return whole // mesh[FSDP] + sizes.gathered_bytes(model, weights, tensor)  # layers, to read prompts
+            return num_bytes
+        return num_bytes // mesh[FSDP] + sizes.gathered_bytes(model, weights, tensor)  # layers, to read prompts
     return sizes.copy_bytes(model, weights, merged=merged) // tensor
 
 
@@ -186,12 +186,12 @@ def _learning(
     if split:
         gathered = [sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)]
         # Gradients of as many layers are whole, in float32, before each device keeps its part of them.
-        whole = [
+        whole_gradients = [
             size * sizes.FP32 // sizes.itemsize(model)
             for size, (model, tree) in zip(gathered, _trunks(models, trained), strict=True)
             if model.accelerated and "embed_in" in tree["trunk"]
         ]
-        return sum(gathered) + max(whole, default=0), sizes.tree_bytes(trained)
+        return sum(gathered) + max(whole_gradients, default=0), sizes.tree_bytes(trained)
     return sizes.copy_bytes(models[0], weights) // tensor, sizes.tree_bytes(trained)
 
 
@@ -212,9 +212,9 @@ def prompts_at_once(
     (count, prompt), (rows, response) = prompts_shape, uniforms_shape
     if platform.current().name == "cpu":
         return count
-    held = sizes.compute_bytes(model, weights) + sizes.kv_cache_bytes(model, rows, prompt + response)
-    most = max(1, int(READING_SHARE * held / sizes.reading_bytes(model, 1, prompt)))
-    return next(part for part in range(min(most, count), 0, -1) if count % part == 0)
+    resident = sizes.compute_bytes(model, weights) + sizes.kv_cache_bytes(model, rows, prompt + response)
+    limit = max(1, int(READING_SHARE * resident / sizes.reading_bytes(model, 1, prompt)))
+    return next(part for part in range(min(limit, count), 0, -1) if count % part == 0)
 
 
 EVALUATION_SHARE = 0.25
@@ -255,13 +255,13 @@ def _decoding(model: ModelConfig, rows: int, length: int, tensor: int = 1) -> di
 class Budget(NamedTuple):
     """Bytes on each device."""
 
-    held: dict[str, int]  # from the first update to the last
+    resident: dict[str, int]  # from the first update to the last
     stages: dict[str, dict[str, int]]  # what each stage of an update adds while it runs
 
     @property
     def peak(self) -> int:
         """Bytes at the same time, at most."""
-        return sum(self.held.values()) + max((sum(stage.values()) for stage in self.stages.values()), default=0)
+        return sum(self.resident.values()) + max((sum(stage.values()) for stage in self.stages.values()), default=0)
 
     def by_program(self) -> dict[str, int]:
         """Return what each program of an update adds while it runs: "generate", "score" and "update"."""
@@ -270,9 +270,11 @@ class Budget(NamedTuple):
 
     def describe(self) -> str:
         """Describe the budget in words, in MiB."""
-        held = f"{_sum(self.held)} throughout ({_parts(self.held)})"
+        resident = f"{_sum(self.resident)} throughout ({_parts(self.resident)})"
         stages = [f"{name} adds {_sum(stage)} ({_parts(stage)})" for name, stage in self.stages.items()]
-        return f"memory per device in MiB, estimated: {'; '.join([held, *stages])}; {self.peak / MIB:,.1f} at the peak"
+        return (
+            f"memory per device in MiB, estimated: {'; '.join([resident, *stages])}; {self.peak / MIB:,.1f} at the peak"
+        )
 
 
 def _sum(parts: Mapping[str, int]) -> str:
@@ -286,7 +288,7 @@ def _parts(parts: Mapping[str, int]) -> str:
 def budget(
     config: TrainConfig,
     models: Sequence[ModelConfig],
-    held: Mapping[str, Any],
+    resident: Mapping[str, Any],
     trained: Mapping[str, Any],
     weights: Mapping[str, Any],
     prompt_length: int,
@@ -301,7 +303,7 @@ def budget(
     Args:
         config: hyper-parameters.
         models: architectures of what is learned: the policy, then a separate value model.
-        held: what stays on a device, by name: trees of arrays or of their shapes.
+        resident: what stays on a device, by name: trees of arrays or of their shapes.
         trained: {"policy", "value"}, trees of what has gradients, as far as it is on a device.
         weights: {"policy", "value"}, whole models: trees of arrays or of their shapes.
         prompt_length: tokens of a prompt, padding included.
@@ -328,7 +330,7 @@ def budget(
     if evaluated is not None:
         evaluation = {"evaluation": {"weights": decoding} | evaluation_bytes(policy, *evaluated, response)}
     return Budget(
-        held={name: sizes.tree_bytes(tree) for name, tree in held.items()},
+        resident={name: sizes.tree_bytes(tree) for name, tree in resident.items()},
         stages={
             "sampling": {"weights": decoding} | _decoding(policy, min(rows, sampled or rows), length, tensor),
             "scoring": {
@@ -344,7 +346,7 @@ def budget(
 
 def supervised_budget(
     model: ModelConfig,
-    held: Mapping[str, Any],
+    resident: Mapping[str, Any],
     trained: Any,
     weights: Any,
     shape: tuple[int, int, int, int],
@@ -355,7 +357,7 @@ def supervised_budget(
 
     Args:
         model: what is learned.
-        held: see `budget`.
+        resident: see `budget`.
         trained: tree of what has gradients, as far as it is on a device.
         weights: of the whole model: tree of arrays or of their shapes.
         shape: rows of a micro-batch on a device, micro-batches of a step, tokens of a row, predictions of a row.
@@ -364,7 +366,7 @@ def supervised_budget(
     """
     learning = _learning_stage([model], {"policy": trained}, {"policy": weights}, mesh, *shape)
     return Budget(
-        held={name: sizes.tree_bytes(tree) for name, tree in held.items()},
+        resident={name: sizes.tree_bytes(tree) for name, tree in resident.items()},
         stages={"learning": learning} | ({"evaluation": dict(evaluation)} if evaluation else {}),
     )
 

@@ -108,12 +108,14 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
     layer, tokens = layer_bytes(model, rows, length) // tensor, rows * length
     if not (model.accelerated or model.gradient_checkpointing):
         return model.num_hidden_layers * layer
-    kept = 0
+    saved_width = 0
     if not model.gradient_checkpointing:
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
-        kept = heads * model.head_dim + family_of(model.model_type).saved_intermediates * model.intermediate_size
-        kept += (model.attention == "blocks") * model.num_attention_heads * model.head_dim
-    return (model.num_hidden_layers - 1) * tokens * (model.hidden_size + kept // tensor) * itemsize(model) + layer
+        saved_width = heads * model.head_dim + family_of(model.model_type).saved_intermediates * model.intermediate_size
+        saved_width += (model.attention == "blocks") * model.num_attention_heads * model.head_dim
+    return (model.num_hidden_layers - 1) * tokens * (model.hidden_size + saved_width // tensor) * itemsize(
+        model
+    ) + layer
 
 
 def logits_bytes(model: ModelConfig, predictions: int) -> int:

@@ -148,11 +148,11 @@ class OneStepAhead:
         """Return the batch that was sampled during the last update, or sample it, where there was none."""
         if host.prefetched is None:
             return self._on_policy.next_batch(state, host, step)
-        now = time.monotonic()
+        started_s = time.monotonic()
         computed: Future[float] = Future()
-        computed.set_result(now)
+        computed.set_result(started_s)
         batch = self._on_policy.prompts.batch(step, host.curriculum)
-        batch = replace(batch, **host.prefetched, began_s=now, sampled_s=now, outputs_s=computed)
+        batch = replace(batch, **host.prefetched, began_s=started_s, sampled_s=started_s, outputs_s=computed)
         self._on_policy.fetch(batch)
         return batch
 
@@ -193,9 +193,9 @@ def stage_times(batch: Batch, next_batch: Batch | None, done_s: float) -> dict[s
         done_s: end of the update, in seconds of `time.monotonic`.
     """
     sampled = [batch] if next_batch is None else [batch, next_batch]
-    computed_s = max(one.outputs_s.result() for one in sampled if one.outputs_s is not None)
+    computed_s = max(item.outputs_s.result() for item in sampled if item.outputs_s is not None)
     times = {
-        "time/rollout_s": sum(one.sampled_s - one.began_s for one in sampled),
+        "time/rollout_s": sum(item.sampled_s - item.began_s for item in sampled),
         "time/reward_s": batch.judged_s - batch.sampled_s,
         "time/reward_wait_s": max(0.0, batch.judged_s - computed_s),
         "time/update_s": done_s - max(batch.judged_s, sampled[-1].sampled_s),

@@ -86,11 +86,11 @@ def print_plan(
         console.print("kl_coef 0: no reference, and no KL is measured")
 
 
-def _passes(drawn: int, prompts: int | None) -> str:
+def _passes(num_drawn: int, prompts: int | None) -> str:
     """Say how often the prompts come; of prompts that are streamed this is not known."""
     if prompts is None:
-        return f"{drawn} prompts as they are read"
-    return f"{drawn / prompts:.2f} passes over {prompts} prompts"
+        return f"{num_drawn} prompts as they are read"
+    return f"{num_drawn / prompts:.2f} passes over {prompts} prompts"
 
 
 def print_memory(console: Console, budget: memory.Budget, devices: Sequence[Any]) -> None:

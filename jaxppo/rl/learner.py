@@ -462,8 +462,8 @@ class Learner:
             parts = self.micro_batches(batch.sequences.input_ids.shape[1])
             return self.config.mini_batch_size // self.parallel.row_shards // parts
 
-        after, stats = self._learning.repeated(learn, rows_at_once, lambda: can_be_saved(trained))
-        return after._replace(frozen=state.frozen), stats
+        new_state, stats = self._learning.repeated(learn, rows_at_once, lambda: can_be_saved(trained))
+        return new_state._replace(frozen=state.frozen), stats
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:
         """Cut [B, ...] into [S, M, rows of a micro-batch, ...], the same rows on any device count, with weights."""

@@ -113,12 +113,12 @@ def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: i
     Returns:
         [B, T] int32; what lies past a completion's end is its own padding, or 0.
     """
-    both = jnp.concatenate([prompt_ids, completion_ids], axis=1)
+    joined_ids = jnp.concatenate([prompt_ids, completion_ids], axis=1)
     shift = prompt_ids.shape[1] - prompt_lengths(prompt_mask)
     # Column t of the result is column t + shift of prompt and completion side by side: the left padding drops out.
     columns = jnp.arange(length)[None, :] + shift[:, None]
-    packed = jnp.take_along_axis(both, jnp.minimum(columns, both.shape[1] - 1), axis=1)
-    return jnp.where(columns < both.shape[1], packed, 0)
+    packed = jnp.take_along_axis(joined_ids, jnp.minimum(columns, joined_ids.shape[1] - 1), axis=1)
+    return jnp.where(columns < joined_ids.shape[1], packed, 0)
 
 
 def prediction_columns(prompt_lengths: Array, completion_length: int, length: int) -> Array:

@@ -56,8 +56,8 @@ def of_update(
     if reference is not None:
         scoring.append(Program(learner.logprobs_program, (reference,), (sequences,)))
         if config.rl.has_full_kl:
-            both = {"policy": policy, "reference": reference}
-            scoring.append(Program(learner.full_kl_program, (both,), (sequences,)))
+            models = {"policy": policy, "reference": reference}
+            scoring.append(Program(learner.full_kl_program, (models,), (sequences,)))
     parts = learner.sampling_parts(prompt_length)
     uniforms = rows(response_length, dtype=jnp.float32)
     sampling_inputs = jax.tree.map(

@@ -33,7 +33,7 @@ class _RowInputs(NamedTuple):
 class _TokenHistory(NamedTuple):
     """What is remembered of the tokens of each row; None where no setting needs it."""
 
-    seen: Array | None  # [N, V] bool: tokens of prompt and completion, for the repetition penalty
+    seen_tokens: Array | None  # [N, V] bool: tokens of prompt and completion, for the repetition penalty
     stop_state: Array | None  # [N] int32: which beginning of a stop string the row ends with
 
 
@@ -105,8 +105,8 @@ def generate(
     def sample_token(
         rollout: Rollout, history: _TokenHistory, logits: Array, t: Array, rows: _RowInputs
     ) -> tuple[Rollout, _TokenHistory]:
-        if history.seen is not None:
-            logits = sampling.penalize_repetition(logits, history.seen, repetition_penalty)
+        if history.seen_tokens is not None:
+            logits = sampling.penalize_repetition(logits, history.seen_tokens, repetition_penalty)
         tokens = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
         history, stops = _with_token(history, tokens.ids, stop_table)
         for stop_id in stop_ids:
@@ -141,7 +141,9 @@ def generate(
 
     logits, cache = _prefill(params, prompts, rows.slot_mask[::copies], copies, model, prompts_at_once)
     history = _TokenHistory(
-        seen=None if repetition_penalty == 1.0 else jnp.repeat(_seen(prompts, logits.shape[1]), copies, axis=0),
+        seen_tokens=None
+        if repetition_penalty == 1.0
+        else jnp.repeat(_seen_tokens(prompts, logits.shape[1]), copies, axis=0),
         stop_state=None if stop_table is None else jnp.zeros(num_rows, jnp.int32),
     )
     # The logits of the prompts give the first token, so the loop begins with the second.
@@ -152,7 +154,7 @@ def generate(
     return _decode(step, _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache), rows, counts)
 
 
-def _seen(prompts: PromptBatch, vocab_size: int) -> Array:
+def _seen_tokens(prompts: PromptBatch, vocab_size: int) -> Array:
     """Return which tokens each prompt has, [G, V] bool."""
     rows = jnp.arange(len(prompts.prompt_ids))[:, None]
     return jnp.zeros((len(prompts.prompt_ids), vocab_size), bool).at[rows, prompts.prompt_ids].max(prompts.prompt_mask)
@@ -160,13 +162,13 @@ def _seen(prompts: PromptBatch, vocab_size: int) -> Array:
 
 def _with_token(history: _TokenHistory, ids: Array, stop_table: np.ndarray | None) -> tuple[_TokenHistory, Array]:
     """Add a token to each row; returns also which rows have completed a stop string by it, [N] bool."""
-    seen = history.seen
-    if seen is not None:
-        seen = seen.at[jnp.arange(len(ids)), ids].set(True)
+    seen_tokens = history.seen_tokens
+    if seen_tokens is not None:
+        seen_tokens = seen_tokens.at[jnp.arange(len(ids)), ids].set(True)
     if history.stop_state is None or stop_table is None:
-        return _TokenHistory(seen, history.stop_state), jnp.zeros(len(ids), bool)
+        return _TokenHistory(seen_tokens, history.stop_state), jnp.zeros(len(ids), bool)
     stop_state = jnp.asarray(stop_table)[history.stop_state, ids]
-    return _TokenHistory(seen, stop_state), stop_state == len(stop_table)
+    return _TokenHistory(seen_tokens, stop_state), stop_state == len(stop_table)
 
 
 def _row_inputs(prompts: PromptBatch, uniforms: Array, lengths: Array | None) -> _RowInputs:

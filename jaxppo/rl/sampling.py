@@ -77,17 +77,17 @@ def truncate(
     return logits
 
 
-def penalize_repetition(logits: Array, seen: Array, penalty: float) -> Array:
+def penalize_repetition(logits: Array, seen_tokens: Array, penalty: float) -> Array:
     """Make tokens that prompt or completion have already less likely, for a penalty above 1.
 
     Args:
         logits: [B, V] fp32.
-        seen: [B, V] bool.
+        seen_tokens: [B, V] bool.
         penalty: positive logits are divided by it, negative ones multiplied; 1 changes nothing.
 
     Source: Keskar et al. 2019, "CTRL"; `RepetitionPenaltyLogitsProcessor` of transformers.
     """
-    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+    return jnp.where(seen_tokens, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def _keep_from(logits: Array, lowest: Array) -> Array:

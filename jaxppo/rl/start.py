@@ -108,8 +108,8 @@ def start_adapter(config: PeftConfig, model: ModelConfig, base: Params) -> tuple
         return None, None
     shape, adapter = hf.peft.load_adapter(config.lora_path, model, base)
     if "score" in adapter:
-        got = f"one with a score head in {config.lora_path}"
-        raise ModelError(f"lora_path: expected an adapter of a language model, got {got}")
+        description = f"one with a score head in {config.lora_path}"
+        raise ModelError(f"lora_path: expected an adapter of a language model, got {description}")
     return shape, adapter
 
 

@@ -272,20 +272,20 @@ def supervised_step(
     """
 
     def learned(state: TrainState, rows: B) -> tuple[TrainState, Stats]:
-        after, stats = program(state, parallel.put(weighted(rows), 2))
-        return after, jax.device_get(stats)
+        new_state, stats = program(state, parallel.put(weighted(rows), 2))
+        return new_state, jax.device_get(stats)
 
     def step(state: TrainState, host: HostState, number: int) -> StepOutput:
         began_s = time.monotonic()
         rows = batch(number)
         with activity.show("learning"):
-            after, stats = halving.repeated(
+            new_state, stats = halving.repeated(
                 lambda: activity.run_interruptibly(lambda: learned(state, rows), takes_state=True),
                 lambda: rows_at_once(rows),
                 lambda: can_be_saved(state),
             )
         record = {"step": number + 1, **stats, "time/step_s": time.monotonic() - began_s}
-        return StepOutput(after, record, host)
+        return StepOutput(new_state, record, host)
 
     return step
 

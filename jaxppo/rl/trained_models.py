@@ -94,15 +94,15 @@ class TrainedModels:
         if self.adapter is not None:
             policy = self._parallel.put(policy)  # once, so that the value model can share it
         # Models as a whole first, whichever part of them is trained: adapters are split off below.
-        whole = {"policy": policy}
+        whole_models = {"policy": policy}
         if self.has_value_model:
             if value is not None:
                 value = models.for_training(self.trained[-1], value, adapters.get("value"))
-            whole["value"] = self._with_score_head(policy, value)
+            whole_models["value"] = self._with_score_head(policy, value)
         if self.adapter is None:
-            trained, frozen = whole, None
+            trained, frozen = whole_models, None
         else:
-            trained, frozen = _split_adapters(whole, adapters)
+            trained, frozen = _split_adapters(whole_models, adapters)
         # The first update donates the memory of this state: without copies it would write over what was given.
         copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
         controls = trajectories.initial_controls(self._config.rl)
@@ -195,11 +195,11 @@ class TrainedModels:
         return arrays
 
 
-def _split_adapters(whole: Params, adapters: Params) -> tuple[Params, Params]:
+def _split_adapters(whole_models: Params, adapters: Params) -> tuple[Params, Params]:
     """Split models into what is trained and the frozen weights under it, both with layers stacked or both not."""
     trained: Params = {}
     frozen: Params = {}
-    for name, model in whole.items():
+    for name, model in whole_models.items():
         frozen[name] = {part: params for part, params in model.items() if part != "score"}
         trained[name] = {"score": model["score"]} if "score" in model else {}
         if "trunk" in model:

@@ -276,18 +276,18 @@ def update(
         )
         return (state, stops), outcome
 
-    (after, _), outcomes = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
+    (new_state, _), outcomes = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
     stats = _averages(outcomes) | _lr(state, rates)
     stats["policy/nonfinite_steps"] = jnp.sum(outcomes.is_bad, dtype=jnp.int32)
     stats["policy/skipped_steps"] = jnp.sum(outcomes.is_skipped, dtype=jnp.int32)
-    controls = after.controls
+    controls = new_state.controls
     if controls is not None:
         # Where no token counted, the batch had no score, and `make_trajectories` has counted it as bad already.
         if_not_bad = jnp.where(jnp.any(outcomes.has_tokens), 0, controls.bad_updates)
         bad_updates = jnp.where(jnp.any(outcomes.is_bad), controls.bad_updates + 1, if_not_bad)
         controls = controls._replace(bad_updates=bad_updates)
         stats["policy/bad_updates"] = bad_updates
-    return after._replace(step=state.step + 1, controls=controls), stats
+    return new_state._replace(step=state.step + 1, controls=controls), stats
 
 
 class _StepOutcome(NamedTuple):

@@ -51,9 +51,9 @@ def shapes_of_params(model):
     return jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
 
 
-def make_budget(config, **held):
+def make_budget(config, **resident):
     trained = {"w": np.zeros(100, np.float32)}
-    return memory.budget(config, [NEOX, NEOX], held, trained, {"policy": trained}, 16, 2)
+    return memory.budget(config, [NEOX, NEOX], resident, trained, {"policy": trained}, 16, 2)
 
 
 CONFIG = replace(TrainConfig(), batch_size=8, response_length=8)
@@ -69,7 +69,7 @@ def test_what_is_held_is_exact_and_rows_are_split_over_devices_and_micro_batches
     params = shapes_of_params(NEOX)
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(ppo.init_state, params))
     arrays = {"value": jax.tree.leaves(state.params["value"]), "o": jax.tree.leaves(state.opt_state)}
-    found = make_budget(CONFIG, **arrays).held
+    found = make_budget(CONFIG, **arrays).resident
     assert found == {name: sum(array.nbytes for array in leaves) for name, leaves in arrays.items()}
     assert sizes.tree_bytes(state.opt_state) == found["o"] > 2 * sizes.tree_bytes(params)
     whole = make_budget(CONFIG).stages
@@ -142,8 +142,8 @@ def test_prompts_at_once_take_no_more_than_their_share(count, rows):
     assert memory.prompts_at_once(NEOX, weights, *shapes) == count  # on a CPU
     with gpu_of(None):
         part = memory.prompts_at_once(NEOX, weights, *shapes)
-    held = sizes.compute_bytes(NEOX, weights) + sizes.kv_cache_bytes(NEOX, rows, 24)
-    fits = [n for n in range(1, count + 1) if sizes.reading_bytes(NEOX, n, 16) <= memory.READING_SHARE * held]
+    resident = sizes.compute_bytes(NEOX, weights) + sizes.kv_cache_bytes(NEOX, rows, 24)
+    fits = [n for n in range(1, count + 1) if sizes.reading_bytes(NEOX, n, 16) <= memory.READING_SHARE * resident]
     assert part == max([n for n in fits if count % n == 0], default=1)
     assert part < count
 
@@ -268,8 +268,8 @@ def test_the_budget_is_within_a_tenth_of_what_compilers_said(name, devices, flag
         ppo = PPO(config, PYTHIA_160M, 0, 1, DataParallel(devices=jax.devices()[:devices]))
         start = Start(shapes_of_params(PYTHIA_160M), None, None)
         budget = budget_of(ppo, start, 512)
-    held = sum(budget.held.values())
-    expected = {stage: (held + added) / 2**30 for stage, added in budget.by_program().items()}
+    resident = sum(budget.resident.values())
+    expected = {stage: (resident + added) / 2**30 for stage, added in budget.by_program().items()}
     assert expected == pytest.approx(recorded, rel=0.1)
 
 
