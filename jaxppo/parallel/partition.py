@@ -30,6 +30,8 @@ from jaxppo.parallel.stacks import ALL
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 """Names of the device axes: rows are split over the first two."""
 
+# What a matrix [inputs, outputs] is split over: the way into a block by its outputs, the way out by its inputs. Between
+# the two nothing is exchanged over `TENSOR`; only the way out needs a sum.
 COLUMN_PARALLEL, ROW_PARALLEL = (FSDP, TENSOR), (TENSOR, FSDP)
 
 # End of a parameter's path -> the axis that each of its dimensions is split over. What has no entry is on every device:
@@ -91,6 +93,7 @@ def whole(tree: Any, size: int, dtype: Any = None) -> Any:
     """
 
     def gather(keys: Any, x: jax.Array) -> jax.Array:
+        # By the shape, not by a flag: the same program runs where nothing is split, and XLA sees no gather there.
         axes = axes_of(path_of(keys))
         result_dtype = jnp.dtype(x.dtype if dtype is None else dtype)
         if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
@@ -108,6 +111,7 @@ def gathered(shard: jax.Array, axis: int, dtype: Any) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _gather(shard: jax.Array, axis: int, stored: jnp.dtype, result: jnp.dtype) -> jax.Array:
     del stored
+    # Cast first: in bfloat16 half as many bytes travel.
     return jax.lax.all_gather(shard.astype(result), FSDP, axis=axis, tiled=True)
 
 
@@ -159,6 +163,7 @@ def product(rows: jax.Array, kernel: jax.Array, axes: tuple[str, str], size: int
         return jnp.matmul(rows, kernel, preferred_element_type=dtype)
     if axes == ROW_PARALLEL:
         return to_rows(jnp.matmul(gather_rows(rows), kernel, preferred_element_type=dtype))
+    # Each device multiplies everyone's rows by its rows of the kernel: shares of all results, which are summed.
     share = jnp.matmul(to_columns(rows), kernel, preferred_element_type=jnp.float32)
     total = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
     return total.astype(jnp.result_type(rows, kernel) if dtype is None else dtype)
@@ -206,6 +211,7 @@ def copy_to_devices(x: jax.Array) -> jax.Array:
     return x
 
 
+# Forward nothing, backward a sum: the other half of the pair is `sum_over_devices`. Megatron-LM calls them f and g.
 copy_to_devices.defvjp(lambda x: (x, None), lambda _, grad: (jax.lax.psum(grad, TENSOR),))
 
 
@@ -215,6 +221,7 @@ def sum_over_devices(share: jax.Array) -> jax.Array:
     return jax.lax.psum(share, TENSOR)
 
 
+# The gradient of the sum is the same on all devices already. JAX's own rule for psum would sum it once more.
 sum_over_devices.defvjp(lambda share: (sum_over_devices(share), None), lambda _, grad: (grad,))
 
 
@@ -263,6 +270,7 @@ def local_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
     devices = mesh_sizes()[TENSOR]
     if x_bhtk.shape[1] < shared or devices == 1:
         return x_bhtk
+    # Head h of the queries reads head h * shared // heads, so neighbours share one.
     queries = heads // devices
     first = jax.lax.axis_index(TENSOR) * queries
     numbers = (first + jnp.arange(count) * (queries // count)) * shared // heads
@@ -299,6 +307,7 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
     sizes = mesh_sizes()
 
     def sum_leaf(keys: Any, leaf: jax.Array) -> jax.Array:
+        # Summed twice, a gradient would be as many times too large as there are devices.
         is_summed = FSDP in axes_of(path_of(keys))  # over that axis, by `scattered`
         open_axes = [axis for axis in axes if sizes[axis] > 1 and not (is_summed and axis == FSDP)]
         return jax.lax.psum(leaf, open_axes)
@@ -331,6 +340,7 @@ def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
         leaves_by_axes.setdefault(tuple(sorted(split_axes)), []).append(leaf)
     squares = jnp.float32(0)
     for split_axes, leaves in leaves_by_axes.items():
+        # Squares can be summed over devices, norms cannot.
         share = jnp.asarray(optax.tree.norm(leaves, squared=True), jnp.float32)
         squares += jax.lax.psum(share, split_axes) if split_axes else share
     return jnp.sqrt(squares)

@@ -30,6 +30,7 @@ def can_stack(tree: Any) -> bool:
     Args:
         tree: a model, an adapter, or a tuple of both: one that is on some layers alone cannot be stacked with them.
     """
+    # One pass over all layers in the tree, which notes what differs; nothing is changed.
     kinds: list[bool] = []
     numbers: set[frozenset[str]] = set()
 
@@ -115,6 +116,7 @@ def stacked_like(tree: Any, like: Any) -> Any:
 
 
 def _stack_into(like: Any, *parts: jax.Array) -> jax.Array:
+    # Within one program, so that the result has its place from the start and is not copied there.
     result = jax.jit(lambda *weights: jnp.stack(weights), out_shardings=like.sharding)(*parts)
     jax.block_until_ready(result)  # before what it is made of is deleted: layers and stack never stand in memory twice
     for part in parts:

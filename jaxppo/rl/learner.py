@@ -446,6 +446,7 @@ class Learner:
 
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
         """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
+        # By the number of the update: a resumed run draws the mini-batches that the interrupted one would have drawn.
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None)  # frozen weights are no part of what is donated
         compiled_for = self._learning.divisor
@@ -475,6 +476,7 @@ class Learner:
             # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay the same.
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
+        # All epochs at once, as copies of the rows: [S, b, ...].
         mini_batches: Any = jax.tree.map(lambda x: x[rows], batch)
         # Weights know the whole mini-batch, so that sums over micro-batches and devices are its means.
         weights = losses.loss_weights(

@@ -88,6 +88,7 @@ def generate(
             on accelerators, where a step takes the time to read the cache.
         prompts_at_once: read at most so many prompts at once; default: `memory.prompts_at_once`.
     """
+    # Once for all tokens: casts and gathers within the loop would be done for every token.
     params = models.for_decoding(model, params)
     num_rows, response_length = uniforms.shape
     num_prompts, prompt_length = prompts.prompt_ids.shape
@@ -107,6 +108,7 @@ def generate(
     ) -> tuple[Rollout, _TokenHistory]:
         if history.seen_tokens is not None:
             logits = sampling.penalize_repetition(logits, history.seen_tokens, repetition_penalty)
+        # Drawn before the loop for each row and token: what a row becomes does not depend on the rows decoded with it.
         tokens = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
         history, stops = _with_token(history, tokens.ids, stop_table)
         for stop_id in stop_ids:
@@ -251,6 +253,7 @@ def _prefill(
 
     Parts of the prompts are written to the one cache as they are read, so that only a part's activations are held.
     """
+    # The cache has the slots of the completions from the beginning, so that it never grows or moves.
     count, length = prompts.prompt_ids.shape
 
     def read(ids: Array, mask: Array) -> tuple[Array, models.Cache]:
@@ -289,6 +292,7 @@ def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
 
 def _append(rollout: Rollout, tokens: Sampled, stops: Array, t: Array, max_tokens: Array, pad_id: int) -> Rollout:
     """Write token t of the rows that are to be continued; some end with it."""
+    # A row that has ended is still computed, as all rows are one product; what it would say is thrown away here.
     is_live = ~rollout.ended & (t < max_tokens)
 
     def put(buffer: Any, column: Array) -> Array:

@@ -69,6 +69,7 @@ def policy_gradient_loss(
     logprobs, entropy = rollout.logprobs_of_hidden(
         params["policy"], hidden, batch.sequences, model=model, temperature=temperature
     )
+    # 0 outside of the mask before anything is exponentiated: padding may hold any number, and exp of it would be inf.
     log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
     level_log_ratio = losses.log_ratio_at(rl.ratio_level, log_ratio, mask)
     policy = _policy_loss(level_log_ratio, logprobs, batch.advantages, weights, rl)
@@ -87,6 +88,7 @@ def policy_gradient_loss(
         "val/ratio": policy.ratio,
     }
     if batch.ref_logprobs is not None:
+        # KL in the loss, as in GRPO; KL in the reward is in the advantages already (`trajectories.py`).
         kl = losses.kl_estimate(logprobs, batch.ref_logprobs, "k3")
         # Completions come from the old policy: weighted by the ratio the estimate, and its gradient, is the new one's.
         if rl.use_bias_correction_kl:
@@ -126,6 +128,7 @@ def _policy_loss(
 def _value_loss(
     params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, value_model: ModelConfig, rl: RLConfig
 ) -> losses.ValueLoss:
+    # A head on the policy's trunk reads what the policy's loss has computed; its gradient goes through the same trunk.
     hidden = policy_hidden
     if "trunk" in params["value"]:  # a value model of its own, not a head on the policy's trunk
         hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model)
@@ -261,11 +264,13 @@ def update(
         else:
             # After an early stop the passes of the remaining mini-batches are not computed.
             sums = jax.lax.cond(has_stopped, compute_nothing, compute, state.params, batch)
+        # Norms before clipping: they are what a user watches, and what says whether the step is finite.
         stats = sums.stats | norms(sums.grads, axis_name)
         is_finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(sums.loss)
         stops, is_allowed = _apply_skip_rules(stats, has_stopped, skip_rules)
         has_tokens = sums.tokens > 0
         is_taken = is_finite & is_allowed & has_tokens
+        # Every condition is on numbers that are summed over devices, so all devices take the step, or none does.
         state = apply_gradients(state, sums.grads, optimizer, rates, stats["grad_norm"], is_taken)
         outcome = _StepOutcome(
             stats,
@@ -276,6 +281,7 @@ def update(
         )
         return (state, stops), outcome
 
+    # A scan and no Python loop: the program is as large for sixteen steps as for one, and nothing waits for the host.
     (new_state, _), outcomes = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
     stats = _averages(outcomes) | _lr(state, rates)
     stats["policy/nonfinite_steps"] = jnp.sum(outcomes.is_bad, dtype=jnp.int32)
