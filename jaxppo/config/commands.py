@@ -289,10 +289,9 @@ class RewardServerConfig:
         default = RewardConfig()
         for name in ("reward_weights", "reward_timeout_s", "reward_workers", "on_error", "on_timeout"):
             value = getattr(self.reward, name)
-            requirement = getattr(default, name)
-            require(
-                value == requirement, name, f"{requirement}: it is a setting of the run that asks the server", value
-            )
+            default_value = getattr(default, name)
+            requirement = f"{default_value}: it is a setting of the run that asks the server"
+            require(value == default_value, name, requirement, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

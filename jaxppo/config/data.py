@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxppo.config.checks import JsonMapping, require, require_mapping, require_positive
 
@@ -266,6 +266,11 @@ class StreamingConfig:
         max_text_length = data.input_max_text_length
         requirement = "None with streaming, as lengths are drawn for all rows"
         require(max_text_length is None, "input_max_text_length", requirement, max_text_length)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return the words of a setting of KEY=VALUE words, of which a file may give a single one without brackets."""
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def merge_parts(name: str, defaults: Mapping[str, str], words: Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from jaxppo.config.data import DEFAULT_PARTS, merge_parts
+from jaxppo.config.data import DEFAULT_PARTS, as_list, merge_parts
 
 
 class OldSetting(NamedTuple):
@@ -49,13 +49,13 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
             continue
         elif setting.moved_to is not None:
             successor, key = setting.moved_to
-            words = [f"{key}={value}"] if key else [word.replace(":", "=", 1) for word in value]
+            words = [f"{key}={value}"] if key else [word.replace(":", "=", 1) for word in as_list(value)]
             moved.setdefault(successor, []).extend(words)
         else:
             result[name] = value
     for successor, words in moved.items():
         # Old words come first, so that a file which names both forms means the present one: the last counts.
-        result[successor] = [*words, *(result.get(successor) or ())]
+        result[successor] = [*words, *as_list(result.get(successor) or ())]
     return result
 
 

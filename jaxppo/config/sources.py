@@ -21,7 +21,7 @@ import tyro
 import yaml
 
 from jaxppo.config.checks import JsonMapping, has_flag, require
-from jaxppo.config.data import DEFAULT_PARTS
+from jaxppo.config.data import DEFAULT_PARTS, as_list
 from jaxppo.config.help import TypeWords, show_help, type_text
 from jaxppo.config.old_settings import OLD_SETTINGS, translate_old_settings
 from jaxppo.config.paths import write_atomically
@@ -577,13 +577,8 @@ def _merge(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
     for name in DEFAULT_PARTS:
         # Both lists of KEY=VALUE stay, the higher one last: of a key that comes twice, `merge_parts` takes the last.
         if lower.get(name) and higher.get(name):
-            merged[name] = [*_listed(lower[name]), *_listed(higher[name])]
+            merged[name] = [*as_list(lower[name]), *as_list(higher[name])]
     return merged
-
-
-def _listed(value: Any) -> list[Any]:
-    """Return the values of a list, of which a file may give a single one without brackets."""
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _without_episodes(values: dict[str, Any], higher_names: Collection[str]) -> dict[str, Any]:

@@ -306,6 +306,14 @@ def test_a_file_of_an_older_version_is_read_or_refused_by_name(tmp_path):
     old = "test_sizes: '4:7'\ntrain_sizes: '3:2000,4:6000,5:24000'\nconnect_timeout_s: 120\nval_timeout_s: 30.0\n"
     parsed = parse("--preset", "tiny", "--config", yaml_file(tmp_path, old))
     assert (parsed.data.part("sizes", "test"), parsed.data.part("sizes", "rl")) == ("4:7", "4:24")
+    # Text without brackets is one word, beside an old name and as the value of one.
+    both = yaml_file(tmp_path, "test_sizes: '4:7'\nsizes: rl=4:6\nstream_sizes: blocksworld:2-5\n")
+    data = parse("--preset", "tiny", "--config", both).data
+    assert (data.part("sizes", "test"), data.part("sizes", "rl"), data.part("sizes", "blocksworld")) == (
+        "4:7",
+        "4:6",
+        "2-5",
+    )
     for text, name in {"connect_timeout_s: 9": "connect_timeout_s", "val_timeout_s: 5": "val_timeout_s"}.items():
         assert error_line("--config", yaml_file(tmp_path, text)).startswith(f"{name}: ")
 

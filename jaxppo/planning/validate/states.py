@@ -182,6 +182,16 @@ class State:
         if self.work > MAX_WORK:
             raise WorkLimitError
 
+    def pay_once(self, item: int | Action, cost: int) -> None:
+        """Count the work of filling in a batch (its number) or a step, when the plan first needs it.
+
+        Raises:
+            WorkLimitError: the plan has cost too much.
+        """
+        if item not in self._paid:
+            self._paid.add(item)
+            self.spend(GROUNDING_WORK * cost)
+
     def _holds_derived(self, atom: Atom) -> bool:
         # While a batch is computed all its atoms have a value, so this does not start to compute it again.
         if atom not in self._derived:
@@ -207,21 +217,9 @@ class State:
                 self._computed.add(number)
                 self._compute(number, batch)
 
-    def pay_for_step(self, action: Action, cost: int) -> None:
-        """Count the work of filling in a step, when the plan first takes it.
-
-        Raises:
-            WorkLimitError: the plan has cost too much.
-        """
-        if action not in self._paid:
-            self._paid.add(action)
-            self.spend(GROUNDING_WORK * cost)
-
     def _compute(self, number: int, batch: AtomBatch) -> None:
         """Compute the least fixed point of the rules of a batch, stratum after stratum."""
-        if number not in self._paid:
-            self._paid.add(number)
-            self.spend(GROUNDING_WORK * batch.cost)
+        self.pay_once(number, batch.cost)
         for stratum in batch.strata:
             self._derived.update(dict.fromkeys(stratum, False))
             while self._apply_rules(stratum):

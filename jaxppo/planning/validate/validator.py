@@ -197,7 +197,7 @@ def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step 
         true, false, delete, add, extras, cost = step
         # Cached or not: a verdict must not depend on which plans were judged before this one.
         if cost:
-            state.pay_for_step(actions[number], cost)
+            state.pay_once(actions[number], cost)
         if not (true <= facts and false.isdisjoint(facts)):
             return _Stop(number, _first_false(task, state, task.grounder.precondition_parts(actions[number])))
         if extras is None:
