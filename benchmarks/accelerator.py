@@ -77,7 +77,12 @@ def _held() -> int:
     import jax
 
     first = jax.local_devices()[0]
-    shards = (shard.data for array in jax.live_arrays() for shard in array.addressable_shards if shard.device == first)
+    shards = (
+        shard.data
+        for array in jax.live_arrays()
+        for shard in array.addressable_shards
+        if shard.device == first
+    )
     return sum({data.unsafe_buffer_pointer(): data.nbytes for data in shards}.values())
 
 
@@ -102,7 +107,9 @@ def jaxppo_contestant(work: Workload, notes: Path) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         write_inputs(work, Path(folder))
         config = train_config(work, Path(folder))
-        setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
+        setup, start = train.set_up(
+            Run(command="train", config=config, folder=Path(folder) / "run")
+        )
         learner = setup.learner
         state = learner.init_state(*start)
         host = setup.initial_host_state()
@@ -118,7 +125,12 @@ def jaxppo_contestant(work: Workload, notes: Path) -> None:
             host = step.host
             sequences = step.trajectories.sequences.input_ids.shape
             shapes = flops.Shapes(
-                work.batch, work.prompt, work.batch, work.response, work.response, sequence_length=sequences[1]
+                work.batch,
+                work.prompt,
+                work.batch,
+                work.response,
+                work.response,
+                sequence_length=sequences[1],
             )
             prompts = flops.Pass(work.batch * work.prompt, work.prompt, read=work.batch)
             stats = jax.local_devices()[0].memory_stats() or {}
@@ -137,12 +149,16 @@ def jaxppo_contestant(work: Workload, notes: Path) -> None:
             serve(update)
 
 
-def summary(name: str, work: Workload, results: Turns, notes: list[dict[str, Any]], peak: Peaks) -> dict[str, Any]:
+def summary(
+    name: str, work: Workload, results: Turns, notes: list[dict[str, Any]], peak: Peaks
+) -> dict[str, Any]:
     """The JSON line of a case; `notes` are those of the turns that count."""
     compared = compare(results, "jaxppo")
     seconds = compared.pop("jaxppo_s")
     assert isinstance(seconds, float)
-    rollout_s, update_s = (statistics.median(note[key] for note in notes) for key in ("rollout_s", "update_s"))
+    rollout_s, update_s = (
+        statistics.median(note[key] for note in notes) for key in ("rollout_s", "update_s")
+    )
     last, tokens = notes[-1], work.batch * work.response
     line: dict[str, Any] = {
         "workload": name,
@@ -170,13 +186,20 @@ def summary(name: str, work: Workload, results: Turns, notes: list[dict[str, Any
 
 def _peak(program: dict[str, int]) -> int:
     """Bytes on a device while a program runs: what lives already, results that have no place there yet, temporaries."""
-    return program["held_bytes"] + program["output_bytes"] - program["alias_bytes"] + program["temp_bytes"]
+    return (
+        program["held_bytes"]
+        + program["output_bytes"]
+        - program["alias_bytes"]
+        + program["temp_bytes"]
+    )
 
 
 def devices() -> tuple[str, str, int]:
     """Platform, kind and number of JAX's devices; by another process, as this one should not hold their memory."""
     code = "import jax; d = jax.devices(); print('\\n'.join([d[0].platform, d[0].device_kind, str(len(d))]))"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
+    )
     platform, kind, count = done.stdout.splitlines()[-3:]
     return platform, kind, int(count)
 
@@ -197,13 +220,28 @@ def measure(name: str, work: Workload, updates: int, vs_trl: bool, peak: Peaks) 
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="default: pythia-160m and pythia-1b")
-    parser.add_argument("--updates", type=int, default=5, help="updates that count, of each contestant")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workload", choices=WORKLOADS, action="append", help="default: pythia-160m and pythia-1b"
+    )
+    parser.add_argument(
+        "--updates", type=int, default=5, help="updates that count, of each contestant"
+    )
     parser.add_argument("--vs-trl", action="store_true", help="beside TRL 1.12 (extra test)")
-    parser.add_argument("--parts", type=int, default=1, help="micro-batches of TRL's update, if it runs out of memory")
-    parser.add_argument("--peak-tflops", type=float, help="of one device in bfloat16, in place of what is known")
-    parser.add_argument("--bandwidth-gb", type=float, help="GB/s of one device's memory, in place of what is known")
+    parser.add_argument(
+        "--parts",
+        type=int,
+        default=1,
+        help="micro-batches of TRL's update, if it runs out of memory",
+    )
+    parser.add_argument(
+        "--peak-tflops", type=float, help="of one device in bfloat16, in place of what is known"
+    )
+    parser.add_argument(
+        "--bandwidth-gb", type=float, help="GB/s of one device's memory, in place of what is known"
+    )
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
     parser.add_argument("--notes", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -33,7 +33,9 @@ def forms(mask: jax.Array, scale: float) -> dict[str, Callable[..., jax.Array]]:
         def form(*arrays: jax.Array) -> jax.Array:
             q, k, v = (x.transpose(0, 2, 1, 3) for x in arrays)
             by: Any = implementation
-            attended = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, is_causal=True, implementation=by)
+            attended = jax.nn.dot_product_attention(
+                q, k, v, mask=mask, scale=scale, is_causal=True, implementation=by
+            )
             return attended.transpose(0, 2, 1, 3)
 
         return form
@@ -66,14 +68,21 @@ def milliseconds(program: Callable[..., Any], arrays: tuple[jax.Array, ...]) -> 
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, size in (("rows", 64), ("heads", 12), ("tokens", 565), ("head-size", 64)):
         parser.add_argument(f"--{name}", type=int, default=size)
     args = parser.parse_args()
     shape = (args.rows, args.heads, args.tokens, args.head_size)
-    q, k, v = (jax.random.normal(key, shape, jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 3))
+    q, k, v = (
+        jax.random.normal(key, shape, jnp.bfloat16)
+        for key in jax.random.split(jax.random.key(0), 3)
+    )
     padding = jnp.linspace(0, args.tokens // 2, args.rows).astype(int)
-    for name, form in forms(jnp.arange(args.tokens) >= padding[:, None], args.head_size**-0.5).items():
+    for name, form in forms(
+        jnp.arange(args.tokens) >= padding[:, None], args.head_size**-0.5
+    ).items():
         line: dict[str, Any] = {"form": name}
         for label, program in (("forward_ms", form), ("gradient_ms", gradient(form))):
             try:

@@ -40,7 +40,9 @@ def first_update(preset: str | None, began: float) -> None:
         sys.argv[1:] = ["--quiet"] + (["--preset", preset] if preset else [])
         config = parse_cli(TrainConfig, "train")
         with tempfile.TemporaryDirectory() as folder:
-            setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
+            setup, start = train.set_up(
+                Run(command="train", config=config, folder=Path(folder) / "run")
+            )
             state = setup.learner.init_state(*start)
             reference = setup.learner.reference(state, start.policy)
             milestone("loaded")
@@ -56,7 +58,9 @@ def first_update(preset: str | None, began: float) -> None:
 def run_start(preset: str | None, cache: str) -> dict[str, float]:
     """Seconds to the milestones of one start."""
     environment = os.environ | {"JAXPPO_CACHE": cache, "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, __file__, "--began", str(time.time())] + (["--preset", preset] if preset else [])
+    command = [sys.executable, __file__, "--began", str(time.time())] + (
+        ["--preset", preset] if preset else []
+    )
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("TIMES "))
     return json.loads(line.removeprefix("TIMES "))
@@ -64,7 +68,9 @@ def run_start(preset: str | None, cache: str) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", help="default: the default run")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--began", type=float, help=argparse.SUPPRESS)
@@ -82,7 +88,10 @@ def main() -> None:
     for kind, times in starts.items():
         for name in times[0]:
             line[f"{kind}_{name}_s"] = round(statistics.median(time[name] for time in times), 2)
-    ratios = [warm["updated"] / cold["updated"] for cold, warm in zip(starts["cold"], starts["warm"], strict=True)]
+    ratios = [
+        warm["updated"] / cold["updated"]
+        for cold, warm in zip(starts["cold"], starts["warm"], strict=True)
+    ]
     print(json.dumps(line | {"warm_over_cold": round(statistics.median(ratios), 3)}), flush=True)
 
 

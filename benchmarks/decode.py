@@ -43,14 +43,22 @@ def jaxppo_contestant(work: Workload, folder: Path) -> None:
     from jaxppo.rl import ops, rollout
     from jaxppo.types import PromptBatch
 
-    jax.config.update("jax_default_matmul_precision", "highest" if work.dtype == "float32" else None)
+    jax.config.update(
+        "jax_default_matmul_precision", "highest" if work.dtype == "float32" else None
+    )
     loaded = hf.load_model(folder / "policy", head="lm")
     prompts = PromptBatch(*make_prompts(work))
-    generate = jax.jit(partial(rollout.generate, model=loaded.config, stop_ids=(), pad_id=1, temperature=TEMPERATURE))
+    generate = jax.jit(
+        partial(
+            rollout.generate, model=loaded.config, stop_ids=(), pad_id=1, temperature=TEMPERATURE
+        )
+    )
     uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
 
     def turn(number: int) -> None:
-        done = generate(loaded.params, prompts, uniforms(jax.random.key(number), work.batch, work.response))
+        done = generate(
+            loaded.params, prompts, uniforms(jax.random.key(number), work.batch, work.response)
+        )
         assert np.asarray(done.completion_mask).all()
 
     serve(turn)
@@ -63,7 +71,9 @@ def hf_contestant(work: Workload, folder: Path) -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, work.dtype)
-    model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=dtype, attn_implementation="sdpa").to(device)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "policy", dtype=dtype, attn_implementation="sdpa"
+    ).to(device)
     ids, mask = (torch.tensor(array, device=device).long() for array in make_prompts(work))
 
     def turn(number: int) -> None:
@@ -109,7 +119,9 @@ def bytes_read(work: Workload) -> int:
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", choices=WORKLOADS, default="W1")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
@@ -121,24 +133,39 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(work, Path(folder))
-        ours = [sys.executable, __file__, "--workload", args.workload, "--folder", folder, "--contestant"]
+        ours = [
+            sys.executable,
+            __file__,
+            "--workload",
+            args.workload,
+            "--folder",
+            folder,
+            "--contestant",
+        ]
         results = take_turns({name: [*ours, name] for name in CONTESTANTS}, args.turns, WARM_UP)
     compared = compare(results, "jaxppo")
     for name in [name for name in compared if name.startswith("bandwidth")]:
         del compared[name]
     tokens = work.batch * work.response
     rates = {
-        f"{name}_tokens_per_s": round(tokens / statistics.median(turn["seconds"] for turn in results[name]), 1)
+        f"{name}_tokens_per_s": round(
+            tokens / statistics.median(turn["seconds"] for turn in results[name]), 1
+        )
         for name in ("jaxppo", "hf")
     }
-    bandwidth = BANDWIDTH_MIB * 2**20 / statistics.median(turn["seconds"] for turn in results["bandwidth"])
+    bandwidth = (
+        BANDWIDTH_MIB * 2**20 / statistics.median(turn["seconds"] for turn in results["bandwidth"])
+    )
     limits = {
         "bandwidth_gb_per_s": round(bandwidth / 1e9, 2),
         "memory_limit_s": round(bytes_read(work) / bandwidth, 4),
         "memory_limit_tokens_per_s": round(tokens * bandwidth / bytes_read(work), 1),
         "parameters": sum(int(np.prod(shape)) for shape in _shapes(work)),
     }
-    print(json.dumps({"workload": args.workload, "turns": args.turns} | compared | rates | limits), flush=True)
+    print(
+        json.dumps({"workload": args.workload, "turns": args.turns} | compared | rates | limits),
+        flush=True,
+    )
 
 
 def _shapes(work: Workload) -> list[tuple[int, ...]]:

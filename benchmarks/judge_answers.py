@@ -19,11 +19,16 @@ from pathlib import Path
 
 def write_copies(results: Path, folder: Path, answers: int) -> int:
     """Write copies of all result files; returns how many answers they hold."""
-    sources = {path.relative_to(results): json.loads(path.read_text()) for path in sorted(results.rglob("*.json"))}
+    sources = {
+        path.relative_to(results): json.loads(path.read_text())
+        for path in sorted(results.rglob("*.json"))
+    }
     copy = written = 0
     while written < answers:
         for path, content in sources.items():
-            plans = [one | {"extracted_llm_plan": _marked(one, copy)} for one in content["instances"]]
+            plans = [
+                one | {"extracted_llm_plan": _marked(one, copy)} for one in content["instances"]
+            ]
             target = folder / path.parent.with_name(f"{path.parent.name}-{copy}") / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(content | {"instances": plans}))
@@ -37,7 +42,9 @@ def _marked(instance: dict, copy: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--pddl_dir", type=Path, required=True)
     parser.add_argument("--answers", type=int, default=30_000)
@@ -52,9 +59,20 @@ def main() -> None:
         wall = time.perf_counter() - start
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         content = json.loads((folder / "judged" / "eval.json").read_text())
-    measured = {"answers": answers, "cpu_s": round(used.ru_utime + used.ru_stime, 1), "wall_s": round(wall, 1)}
-    measured |= {"judged": content["answers"]["judged"], "compared": content["recorded"]["compared"]}
-    print(json.dumps(measured | {"equal": content["recorded"]["equal"], "maxrss_mib": used.ru_maxrss // 1024}))
+    measured = {
+        "answers": answers,
+        "cpu_s": round(used.ru_utime + used.ru_stime, 1),
+        "wall_s": round(wall, 1),
+    }
+    measured |= {
+        "judged": content["answers"]["judged"],
+        "compared": content["recorded"]["compared"],
+    }
+    print(
+        json.dumps(
+            measured | {"equal": content["recorded"]["equal"], "maxrss_mib": used.ru_maxrss // 1024}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -76,9 +76,15 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, object]:
     line: dict[str, object] = {"case": case, "array_mib": round(whole / 2**20, 1)}
     for name, program in programs.items():
         used = planned_bytes(program, args.rows, args)
-        line |= {f"{name}_temp_mib": round(used / 2**20, 1), f"{name}_share": round(used / whole, 4)}
+        line |= {
+            f"{name}_temp_mib": round(used / 2**20, 1),
+            f"{name}_share": round(used / whole, 4),
+        }
     rows = timed_rows(programs["naive"], args)
-    arrays, compiled = inputs(rows, args), {name: jax.jit(program) for name, program in programs.items()}
+    arrays, compiled = (
+        inputs(rows, args),
+        {name: jax.jit(program) for name, program in programs.items()},
+    )
     times: dict[str, list[float]] = {name: [] for name in compiled}
     for turn in range(args.turns + 1):  # the first compiles
         for name, program in compiled.items():
@@ -86,15 +92,25 @@ def measure(case: str, args: argparse.Namespace) -> dict[str, object]:
             jax.block_until_ready(program(*arrays))
             if turn > 0:
                 times[name].append(time.perf_counter() - began)
-    line |= {"timed_rows": rows} | {f"{name}_s": round(statistics.median(all_), 3) for name, all_ in times.items()}
+    line |= {"timed_rows": rows} | {
+        f"{name}_s": round(statistics.median(all_), 3) for name, all_ in times.items()
+    }
     ratios = [slow / fast for slow, fast in zip(times["naive"], times["chunked"], strict=True)]
     return line | {"naive_over_chunked": round(statistics.median(ratios), 3)}
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in {"rows": 64, "tokens": 512, "vocab": 50304, "hidden": 128, "turns": 5}.items():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, value in {
+        "rows": 64,
+        "tokens": 512,
+        "vocab": 50304,
+        "hidden": 128,
+        "turns": 5,
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     for case in CASES:

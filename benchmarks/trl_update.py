@@ -60,7 +60,9 @@ def main() -> None:
     if work["kv_heads"] is None:
         config = GPTNeoXConfig(**sizes)
     else:
-        config = LlamaConfig(**sizes, num_key_value_heads=work["kv_heads"], tie_word_embeddings=True)
+        config = LlamaConfig(
+            **sizes, num_key_value_heads=work["kv_heads"], tie_word_embeddings=True
+        )
     words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, min(500, vocab))}
     core = Tokenizer(models.WordLevel(words, unk_token="w2"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -75,13 +77,16 @@ def main() -> None:
     if work["rank"] is not None:
         adapters = LoraConfig(r=work["rank"], target_modules="all-linear")
         inject_adapter_in_model(
-            LoraConfig(r=work["rank"], target_modules="all-linear", exclude_modules=["score"]), value
+            LoraConfig(r=work["rank"], target_modules="all-linear", exclude_modules=["score"]),
+            value,
         )
         value.score.requires_grad_(True)
         reference = None  # the policy without its adapter
     rng = np.random.default_rng(0)
     lengths = rng.integers(prompt // 2, prompt + 1, 512)
-    prompts = Dataset.from_list([{"input_ids": rng.integers(2, len(words), n).tolist()} for n in lengths])
+    prompts = Dataset.from_list(
+        [{"input_ids": rng.integers(2, len(words), n).tolist()} for n in lengths]
+    )
     settings = PPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=batch // work["parts"],

@@ -34,16 +34,23 @@ def make_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     core = Tokenizer(models.WordLevel(words, unk_token="w3"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>", padding_side="left"
+        tokenizer_object=core,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        bos_token="<bos>",
+        padding_side="left",
     )
     encode = tokenizer.encode
-    tokenizer.encode = lambda text, **options: encode(str(text), **options)  # Tunix hands over numpy's strings
+    # Tunix hands over numpy's strings
+    tokenizer.encode = lambda text, **options: encode(str(text), **options)
     return tokenizer
 
 
 def main() -> None:
     work = json.loads(sys.argv[1])
-    hidden, heads, batch, prompt, response = (work[k] for k in ("hidden", "heads", "batch", "prompt", "response"))
+    hidden, heads, batch, prompt, response = (
+        work[k] for k in ("hidden", "heads", "batch", "prompt", "response")
+    )
     dtype = jax.numpy.dtype(work["dtype"])
     config = qwen2.ModelConfig(
         num_layers=work["layers"],
@@ -60,7 +67,10 @@ def main() -> None:
     make = lambda seed: qwen2.Qwen2(config, rngs=nnx.Rngs(seed))  # noqa: E731
     rng = np.random.default_rng(0)
     lengths = rng.integers(prompt // 2, prompt - 1, batch * BATCHES)  # one token is left for <bos>
-    prompts = [" ".join(f"w{i}" for i in rng.integers(3, min(500, work["vocab"]), length)) for length in lengths]
+    prompts = [
+        " ".join(f"w{i}" for i in rng.integers(3, min(500, work["vocab"]), length))
+        for length in lengths
+    ]
     data = grain.MapDataset.source(prompts).batch(batch).map(lambda rows: {"prompts": rows})
     clock, started = Clock(), False
 
@@ -76,7 +86,10 @@ def main() -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(-1, 1), ("fsdp", "tp"))
     roles = rl_cluster.Role
     settings = rl_cluster.ClusterConfig(
-        role_to_mesh={role: mesh for role in (roles.ACTOR, roles.CRITIC, roles.REFERENCE, roles.ROLLOUT, roles.REWARD)},
+        role_to_mesh={
+            role: mesh
+            for role in (roles.ACTOR, roles.CRITIC, roles.REFERENCE, roles.ROLLOUT, roles.REWARD)
+        },
         rollout_engine="vanilla",
         offload_to_cpu=False,
         training_config=rl_cluster.RLTrainingConfig(
@@ -102,7 +115,9 @@ def main() -> None:
             cluster_config=settings,
         )
         learner = ppo_learner.PPOLearner(
-            rl_cluster=cluster, reward_fns=reward, ppo_config=ppo_learner.PPOConfig(num_iterations=work["epochs"])
+            rl_cluster=cluster,
+            reward_fns=reward,
+            ppo_config=ppo_learner.PPOConfig(num_iterations=work["epochs"]),
         )
         learner.train(data)
 

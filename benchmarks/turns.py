@@ -58,14 +58,18 @@ class Contestant:
         self.name = name
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=environment
+        )
 
     def _read(self, word: str) -> str:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(word):
                 return line.removeprefix(word).strip()
-        raise SystemExit(f"{self.name} ended with status {self._process.wait()} before it said {word}")
+        raise SystemExit(
+            f"{self.name} ended with status {self._process.wait()} before it said {word}"
+        )
 
     def wait_until_ready(self) -> None:
         """Until its models are loaded."""
@@ -96,7 +100,11 @@ def take_turns(commands: dict[str, Sequence[str]], turns: int, warm_up: int) -> 
                 result = contestant.turn()
                 if turn >= warm_up:
                     results[contestant.name].append(result)
-                print(f"turn {turn} {contestant.name} {result['seconds']:.3f} s", file=sys.stderr, flush=True)
+                print(
+                    f"turn {turn} {contestant.name} {result['seconds']:.3f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
     finally:
         for contestant in contestants:
             contestant.close()

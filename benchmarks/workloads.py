@@ -20,7 +20,8 @@ class Workload:
     vocab: int
     kv_heads: int | None = None  # heads of keys and values of a Llama; None: GPT-NeoX
     inner: int | None = None  # hidden size of the MLP; None: four times that of the model
-    rank: int | None = None  # of adapters on all linear layers of policy and value model; None: all weights learn
+    # Of adapters on all linear layers of policy and value model; None: all weights learn
+    rank: int | None = None
     batch: int
     prompt: int  # prompts have half of it to all of it, in tokens
     response: int  # every completion has that many tokens: a random model hardly ever ends one
@@ -55,16 +56,44 @@ WORKLOADS = {
     "W4": dataclasses.replace(SMOLLM2, prompt=800),
     "W4-adapters": dataclasses.replace(SMOLLM2, prompt=800, rank=16),
     "gpu-160m": Workload(
-        layers=12, hidden=768, heads=12, vocab=50304, batch=256, prompt=512, response=128, dtype="bfloat16"
+        layers=12,
+        hidden=768,
+        heads=12,
+        vocab=50304,
+        batch=256,
+        prompt=512,
+        response=128,
+        dtype="bfloat16",
     ),
     "gpu-1b": Workload(
-        layers=16, hidden=2048, heads=8, vocab=50304, batch=128, prompt=512, response=128, dtype="bfloat16"
+        layers=16,
+        hidden=2048,
+        heads=8,
+        vocab=50304,
+        batch=128,
+        prompt=512,
+        response=128,
+        dtype="bfloat16",
     ),
     "pythia-160m": Workload(
-        layers=12, hidden=768, heads=12, vocab=50304, batch=64, prompt=512, response=53, dtype="bfloat16"
+        layers=12,
+        hidden=768,
+        heads=12,
+        vocab=50304,
+        batch=64,
+        prompt=512,
+        response=53,
+        dtype="bfloat16",
     ),
     "pythia-1b": Workload(
-        layers=16, hidden=2048, heads=8, vocab=50304, batch=64, prompt=512, response=53, dtype="bfloat16"
+        layers=16,
+        hidden=2048,
+        heads=8,
+        vocab=50304,
+        batch=64,
+        prompt=512,
+        response=53,
+        dtype="bfloat16",
     ),
     "tiny": Workload(layers=2, hidden=64, heads=2, vocab=1000, batch=8, prompt=16, response=8),
 }
@@ -101,19 +130,27 @@ def write_inputs(work: Workload, folder: Path) -> None:
     from jaxppo import hf
     from jaxppo.models import init_params
 
-    words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, work.vocab)}  # no vocabulary padded beyond them
+    # No vocabulary padded beyond them
+    words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, work.vocab)}
     core = Tokenizer(models.WordLevel(words, unk_token="w2"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
     config = model_config(work)
     for name, head, seed in (("policy", "lm", 0), ("value", "score", 1), ("reward", "score", 2)):
-        hf.save_pretrained(folder / name, config, init_params(config, jax.random.key(seed), head), tokenizer)
+        hf.save_pretrained(
+            folder / name, config, init_params(config, jax.random.key(seed), head), tokenizer
+        )
     rng = np.random.default_rng(0)
     lengths = rng.integers(work.prompt // 2, work.prompt + 1, 512)
     lengths[0] = work.prompt  # the bucket of the prompts is the same whatever else is drawn
-    prompts = [" ".join(f"w{i}" for i in rng.integers(2, min(500, work.vocab), length)) for length in lengths]
+    prompts = [
+        " ".join(f"w{i}" for i in rng.integers(2, min(500, work.vocab), length))
+        for length in lengths
+    ]
     for split, rows in (("train", prompts), ("test", prompts[:2])):
-        lines = (json.dumps({"id": f"{split}-{i}", "prompt": prompt}) for i, prompt in enumerate(rows))
+        lines = (
+            json.dumps({"id": f"{split}-{i}", "prompt": prompt}) for i, prompt in enumerate(rows)
+        )
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -156,7 +193,8 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
     """
     d, heads, rows = work.hidden, work.heads, work.batch
     inner, kv_heads, head = work.inner or 4 * d, work.kv_heads or heads, d // heads
-    widening = [(d, inner)] if work.kv_heads is None else [(d, inner), (d, inner)]  # the second is the gate
+    # The second is the gate
+    widening = [(d, inner)] if work.kv_heads is None else [(d, inner), (d, inner)]
     length = work.prompt + work.response
     found: dict[tuple[int, int, int, int], int] = {}
 
@@ -203,7 +241,9 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
     trunk(length, length, 1, 1, 0)
     matrix(rows * work.response, d, work.vocab, 1, 0)
     trunk(length, length, work.response, 2 * work.epochs, 2 * work.epochs)
-    matrix(rows * work.response, d, work.vocab, work.epochs, work.epochs, frozen=work.rank is not None)
+    matrix(
+        rows * work.response, d, work.vocab, work.epochs, work.epochs, frozen=work.rank is not None
+    )
     return list(found.items())
 
 

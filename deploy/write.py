@@ -192,8 +192,14 @@ def train_job(machine: Machine) -> str:
     selector = "\n".join(f"{label}: {value}" for label, value in labels.items())
     # All hosts of a slice are of one node pool.
     exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology: cloud.google.com/gke-nodepool"
-    together = f"        metadata: {{annotations: {{{exclusive}}}}}\n" if machine.is_tpu and machine.hosts > 1 else ""
-    meeting = meet(machine, f"jaxppo-train-0-0.jaxppo:{PORT}", str(machine.hosts), '"$JOB_COMPLETION_INDEX"')
+    together = (
+        f"        metadata: {{annotations: {{{exclusive}}}}}\n"
+        if machine.is_tpu and machine.hosts > 1
+        else ""
+    )
+    meeting = meet(
+        machine, f"jaxppo-train-0-0.jaxppo:{PORT}", str(machine.hosts), '"$JOB_COMPLETION_INDEX"'
+    )
     script = f"""\
 set -euo pipefail
 trap 'kill -TERM "$!"; wait "$!"' TERM
@@ -243,7 +249,11 @@ def skypilot(machine: Machine) -> str:
         resources = f"accelerators: {name}\n  accelerator_args: {{runtime_version: {machine.names['runtime']}}}"
     else:
         resources = f"accelerators: {machine.names['skypilot']}:{target.per_host}"
-    others = f'"$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{PORT}"', '"$SKYPILOT_NUM_NODES"', '"$SKYPILOT_NODE_RANK"'
+    others = (
+        f'"$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{PORT}"',
+        '"$SKYPILOT_NUM_NODES"',
+        '"$SKYPILOT_NODE_RANK"',
+    )
     run = f"""\
 set -euo pipefail
 . ~/jaxppo/bin/activate

@@ -54,7 +54,9 @@ def read_imports() -> Imports:
         row = level_of(file)
         if row is None or file in DOORS:
             continue
-        modules = set(imported_modules(file, ast.parse((PACKAGE / file).read_text(encoding="utf-8"))))
+        modules = set(
+            imported_modules(file, ast.parse((PACKAGE / file).read_text(encoding="utf-8")))
+        )
         others = {level_of(found) for module in modules if (found := file_of(module))}
         edges |= {(row, other) for other in others if other is not None and other != row}
         if any(module.split(".")[0] == "jax" for module in modules):
@@ -108,7 +110,11 @@ def step(row: int, imports: Imports) -> Iterator[str]:
 
 def dot(row: int, other: int) -> str:
     """Draw that one room imports another."""
-    kind, x, y = "dot" if other < row else "upward", LEFT + other * CELL + CELL // 2, TOP + row * CELL + CELL // 2
+    kind, x, y = (
+        "dot" if other < row else "upward",
+        LEFT + other * CELL + CELL // 2,
+        TOP + row * CELL + CELL // 2,
+    )
     return f'  <circle class="{kind}" cx="{x}" cy="{y}" r="5"/>'
 
 

@@ -73,12 +73,20 @@ def _code(block: Block) -> list[dict[str, Any]]:
         return [_cell("code", block.text, tags)]
     others = re.sub(r"^pip install -e \.\n", "", block.text)
     run = _cell("code", f"%%bash -e\n{others}", tags)
-    return [run] if others == block.text else [_cell("markdown", ABOUT), _cell("code", INSTALL, [LEFT_OUT]), run]
+    return (
+        [run]
+        if others == block.text
+        else [_cell("markdown", ABOUT), _cell("code", INSTALL, [LEFT_OUT]), run]
+    )
 
 
 def _cell(kind: str, text: str, tags: list[str] | None = None) -> dict[str, Any]:
     source_lines = text.strip("\n").splitlines(keepends=True)
-    cell: dict[str, Any] = {"cell_type": kind, "metadata": {"tags": tags} if tags else {}, "source": source_lines}
+    cell: dict[str, Any] = {
+        "cell_type": kind,
+        "metadata": {"tags": tags} if tags else {},
+        "source": source_lines,
+    }
     return cell | {"execution_count": None, "outputs": []} if kind == "code" else cell
 
 
@@ -86,7 +94,12 @@ def make(page: str) -> str:
     """Return the notebook of a page, as nbformat would write it."""
     cells = [cell | {"id": f"cell-{number}"} for number, cell in enumerate(cells_of(page))]
     python = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook = {"cells": cells, "metadata": {"kernelspec": python}, "nbformat": 4, "nbformat_minor": 5}
+    notebook = {
+        "cells": cells,
+        "metadata": {"kernelspec": python},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
     return json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
         train,
         types,
     )
-    from jaxppo.config import EvaluateConfig, ExportConfig, RewardModelConfig, SFTConfig, TrainConfig
+    from jaxppo.config import (
+        EvaluateConfig,
+        ExportConfig,
+        RewardModelConfig,
+        SFTConfig,
+        TrainConfig,
+    )
     from jaxppo.config.sources import preset_values, replace
     from jaxppo.data import decode, encode_prompts, load_split, pad_left
     from jaxppo.evaluate.__main__ import evaluate as evaluate_models
@@ -78,7 +84,19 @@ NAMES = {
 """Name -> the module that defines it, or `module:name` where it is called something else there."""
 
 MODULES = (
-    *("config", "data", "errors", "evaluate", "export", "hf", "models", "nn", "planning", "report", "reward_functions"),
+    *(
+        "config",
+        "data",
+        "errors",
+        "evaluate",
+        "export",
+        "hf",
+        "models",
+        "nn",
+        "planning",
+        "report",
+        "reward_functions",
+    ),
     *("reward_model", "rewards", "rl", "run", "self_train", "sft", "toys", "train", "types"),
 )
 """Modules that need no import of their own. A name above must not be one of them: Python would replace it."""

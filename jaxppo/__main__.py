@@ -42,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         hint = did_you_mean(name.replace("-", "_"), COMMANDS)
         expected = f"one of {', '.join(COMMANDS)}"
-        print(f"error: command: expected {expected}, got {name!r}{hint} (jaxppo --help)", file=sys.stderr)
+        print(
+            f"error: command: expected {expected}, got {name!r}{hint} (jaxppo --help)",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 

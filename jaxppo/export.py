@@ -25,7 +25,10 @@ def export(config: ExportConfig) -> Path:
     activity.show_on(console)
     repo_id = hub.destination(config.hub, run) if config.hub.push_to_hub else None
     as_they_are = (
-        repo_id is not None and not config.has_export_options and config.run_dir is not None and hub.has_models(run)
+        repo_id is not None
+        and not config.has_export_options
+        and config.run_dir is not None
+        and hub.has_models(run)
     )
     folder = run if as_they_are else _write(config, run, console)
     if repo_id is not None:
@@ -41,7 +44,9 @@ def _write(config: ExportConfig, run: Path, console: Console) -> Path:
         raise DataError(
             f"run_dir: expected a run folder with checkpoints, got {config.run_dir}; name it with --run_dir"
         )
-    params, meta, step = Checkpoints(run / "checkpoints", keep=1).restore_params(config.step, console.warn)
+    params, meta, step = Checkpoints(run / "checkpoints", keep=1).restore_params(
+        config.step, console.warn
+    )
     frozen = None if meta["models"]["adapter"] is None else frozen_weights(meta["models"], params)
     folder = Path(config.output_dir or run / "exports" / str(step))
     console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
@@ -53,7 +58,14 @@ def _write(config: ExportConfig, run: Path, console: Console) -> Path:
         evals = {name: evals[name] for name in ("before", "headline_split") if name in evals}
     tokenizer = hf.load_tokenizer(run / TOKENIZER_FOLDER)
     write_models(
-        folder, meta, params, frozen, tokenizer, evals, dtype=config.dtype, max_shard_size=config.max_shard_size
+        folder,
+        meta,
+        params,
+        frozen,
+        tokenizer,
+        evals,
+        dtype=config.dtype,
+        max_shard_size=config.max_shard_size,
     )
     console.result(f"models in {folder}")
     return folder

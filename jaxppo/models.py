@@ -74,13 +74,17 @@ def init_params(config: ModelConfig, key: Array, head: str | None = "lm") -> Par
     params: Params = {"trunk": _init_trunk(config, trunk_key)}
     if head == "lm" and not config.tie_word_embeddings:
         shape = (config.hidden_size, config.vocab_size)
-        params["lm_head"] = {"kernel": config.initializer_range * jax.random.normal(head_key, shape)}
+        params["lm_head"] = {
+            "kernel": config.initializer_range * jax.random.normal(head_key, shape)
+        }
     if head == "score":
         params["score"] = init_score_head(config, head_key)
     return params
 
 
-def init_score_head(config: ModelConfig, key: Array, scale: float | None = None, use_bias: bool = False) -> Params:
+def init_score_head(
+    config: ModelConfig, key: Array, scale: float | None = None, use_bias: bool = False
+) -> Params:
     """Draw a head that maps a hidden state to one number.
 
     Args:
@@ -108,7 +112,9 @@ def init_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     num_heads = partition.heads_of_device(config.num_attention_heads, config.num_key_value_heads)
     shape = (batch_size, num_heads, length, config.head_dim)
     dtype = config.compute_dtype or jnp.float32
-    return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers))
+    return tuple(
+        (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers)
+    )
 
 
 def dense_layout(cache: Cache) -> Cache:
@@ -176,7 +182,8 @@ def apply(
     trunk_params = _trunk_to_compute(config, params["trunk"])
     layers = trunk_params["layers"]
     other_params = {name: part for name, part in trunk_params.items() if name != "layers"}
-    # What is computed (graphs) apart from the weights: layers are given theirs one by one, where they are computed.
+    # What is computed (graphs) apart from the weights: layers are given theirs one by one, where
+    # they are computed.
     graphs = _graphs(config, _adapter_paths(trunk_params))
     trunk = nnx.merge(graphs.trunk, other_params)
 
@@ -185,7 +192,8 @@ def apply(
     if cache is None:
         hidden = depth.run_layers(config, graphs.layers, layers, hidden, context)
     else:
-        # A number that is 0 while tracing says that the cache is empty; a traced index may be anything.
+        # A number that is 0 while tracing says that the cache is empty; a traced index may be
+        # anything.
         is_empty = isinstance(cache_index, int) and cache_index == 0
         context = context._replace(cache_index=None if is_empty else jnp.asarray(cache_index))
         hidden, cache = depth.run_cached(graphs.layers, layers, hidden, context, cache)
@@ -198,7 +206,8 @@ def _trunk_to_compute(config: ModelConfig, trunk: Params) -> Params:
 
     Layers gather theirs one by one (`nn/depth.py`), embeddings look up in them.
     """
-    # Shards travel in the dtype of the computation, so that a layer's are cast where they are gathered.
+    # Shards travel in the dtype of the computation, so that a layer's are cast where they are
+    # gathered.
     if not partition.is_split(trunk, config.hidden_size):
         return cast(config, trunk)
     other_params = {name: part for name, part in trunk.items() if name != "layers"}
@@ -299,7 +308,9 @@ def _device_lm_head(config: ModelConfig, params: Params) -> Array:
     if config.tie_word_embeddings:
         return params["trunk"]["embed_in"]["embedding"]
     if "lm_head" not in params:
-        raise ModelError(f"lm_head: expected among the parameters, got {', '.join(params)}; pass logits=False")
+        raise ModelError(
+            f"lm_head: expected among the parameters, got {', '.join(params)}; pass logits=False"
+        )
     return params["lm_head"]["kernel"]
 
 
@@ -315,7 +326,9 @@ def lm_logits(config: ModelConfig, params: Params, hidden: Array) -> Array:
     has_part = kernel.shape[1] < config.vocab_size
     if has_part:
         rows = partition.copy_to_devices(rows)
-    device_logits = partition.product(rows, kernel, partition.COLUMN_PARALLEL, config.hidden_size, jnp.float32)
+    device_logits = partition.product(
+        rows, kernel, partition.COLUMN_PARALLEL, config.hidden_size, jnp.float32
+    )
     logits: Any = partition.gather_parts(device_logits, 1, config.vocab_size)
     logits = logits.reshape(*hidden.shape[:-1], -1)
     if config.num_tokens is None:
@@ -379,7 +392,9 @@ def _init_trunk(config: ModelConfig, key: Array) -> Params:
     return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, Keys(key)))[1])
 
 
-def check_length(config: ModelConfig, tokens: int, rows_name: str, model_max_length: int | None = None) -> None:
+def check_length(
+    config: ModelConfig, tokens: int, rows_name: str, model_max_length: int | None = None
+) -> None:
     """Check how long rows are; warn once where they are longer than those that the model was made for.
 
     Args:
@@ -414,9 +429,13 @@ _warned_limits: set[int] = set()
 def _check_shapes(input_ids: Array, attention_mask: Array | None, num_slots: int) -> None:
     b, t = input_ids.shape
     if t > num_slots:
-        raise ValueError(f"cache: expected at least {t} slots for input_ids of shape {(b, t)}, got {num_slots}")
+        raise ValueError(
+            f"cache: expected at least {t} slots for input_ids of shape {(b, t)}, got {num_slots}"
+        )
     if attention_mask is not None and attention_mask.shape != (b, num_slots):
-        raise ValueError(f"attention_mask: expected shape {(b, num_slots)}, got {attention_mask.shape}")
+        raise ValueError(
+            f"attention_mask: expected shape {(b, num_slots)}, got {attention_mask.shape}"
+        )
 
 
 def _count_before(query_slots: Array, attention_mask: Array | None) -> Array:

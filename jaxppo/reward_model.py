@@ -130,14 +130,21 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
     params = models.init_params(model, key, head=None) if loaded is None else loaded.params
     if "score" not in params:
         head_key = jax.random.fold_in(key, 1)
-        params = params | {"score": models.init_score_head(model, head_key, scale=(model.hidden_size + 1) ** -0.5)}
-    # transformers finds the last token of a padded row by its pad id, which must then be no other token's.
+        params = params | {
+            "score": models.init_score_head(model, head_key, scale=(model.hidden_size + 1) ** -0.5)
+        }
+    # transformers finds the last token of a padded row by its pad id, which must then be no other
+    # token's.
     pad_id = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
     return Start(dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded)
 
 
-def _read(config: RewardModelConfig, folder: Path, placement: hf.Placement | None) -> hf.LoadedModel:
-    return hf.load_model(folder, head="score", placement=placement, shapes_only=config.run.target is not None)
+def _read(
+    config: RewardModelConfig, folder: Path, placement: hf.Placement | None
+) -> hf.LoadedModel:
+    return hf.load_model(
+        folder, head="score", placement=placement, shapes_only=config.run.target is not None
+    )
 
 
 def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
@@ -201,18 +208,28 @@ class RewardModelLearner(TrainedAlone):
         """Return the pairs of a step and each one's share of the mean, in the fastest micro-batches that fit."""
         count = len(batch.chosen_ids)
         weights = np.full(count, 1 / count, np.float32)
-        return in_parts((batch, weights), self.pairs_at_once(*batch.chosen_ids.shape), self.parallel)
+        return in_parts(
+            (batch, weights), self.pairs_at_once(*batch.chosen_ids.shape), self.parallel
+        )
 
     def make_step(self, num_steps: int) -> Any:
         """Compile the optimizer step: (state, pairs with their weights) -> (state, stats)."""
         return self._compiled(optimizer.make_learning_rates(self.config.optimizer, num_steps))
 
     def _step(
-        self, state: TrainState, mini_batches: tuple[PairBatch, Array], *, rates: optimizer.LearningRates
+        self,
+        state: TrainState,
+        mini_batches: tuple[PairBatch, Array],
+        *,
+        rates: optimizer.LearningRates,
     ) -> tuple[TrainState, Stats]:
         def loss(trained: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
-            chosen, rejected = pair_scores(self.whole(trained, state.frozen), batch, model=self._trained)
-            return preference_loss(chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient)
+            chosen, rejected = pair_scores(
+                self.whole(trained, state.frozen), batch, model=self._trained
+            )
+            return preference_loss(
+                chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient
+            )
 
         return update.update(
             state,
@@ -225,7 +242,11 @@ class RewardModelLearner(TrainedAlone):
 
 
 def _plan(
-    start: Start, pairs: Sequence[Pair], num_steps: int, config: RewardModelConfig, devices: list[Any]
+    start: Start,
+    pairs: Sequence[Pair],
+    num_steps: int,
+    config: RewardModelConfig,
+    devices: list[Any],
 ) -> aot.Plan:
     """Plan the optimizer step on the longest pairs, for absent devices."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
@@ -233,10 +254,15 @@ def _plan(
     parallel.check_model(start.model)
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     learner = RewardModelLearner(
-        config, models.with_dtype(start.model, config.dtype, config.run.attention), adapter, parallel
+        config,
+        models.with_dtype(start.model, config.dtype, config.run.attention),
+        adapter,
+        parallel,
     )
     state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
-    batch = PreferenceData(pairs, config.batch_size, config.run.seed, learner.model.max_length).longest_batch()
+    batch = PreferenceData(
+        pairs, config.batch_size, config.run.seed, learner.model.max_length
+    ).longest_batch()
     weighted = jax.eval_shape(learner.weighted, batch)
     step = aot.Program(learner.make_step(num_steps), (state,), (aot.placed(parallel, weighted, 2),))
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
@@ -252,7 +278,10 @@ class PairEvaluator:
     """
 
     def __init__(
-        self, scorer: RowScorer, splits: Mapping[str, Sequence[Pair]], center_rewards_coefficient: float | None
+        self,
+        scorer: RowScorer,
+        splits: Mapping[str, Sequence[Pair]],
+        center_rewards_coefficient: float | None,
     ):
         self._scorer = scorer
         self._splits = splits
@@ -272,14 +301,18 @@ class PairEvaluator:
         rejected = scores[count:]
         margins = jnp.asarray([pair.margin for pair in pairs])
         weights = jnp.full(count, 1 / count)
-        _, stats = preference_loss(jnp.asarray(chosen), jnp.asarray(rejected), margins, weights, self._coefficient)
+        _, stats = preference_loss(
+            jnp.asarray(chosen), jnp.asarray(rejected), margins, weights, self._coefficient
+        )
         result: dict[str, Any] = {name: float(value) for name, value in stats.items()}
         result["accuracy"] = wilson(int(np.sum(chosen > rejected)), count)
         return result
 
     def mean_score(self, params: Params, pairs: Sequence[Pair]) -> float:
         """Mean score of the chosen texts of some pairs."""
-        return float(np.mean(self._scorer(params, [pair.chosen for pair in pairs]), dtype=np.float64))
+        return float(
+            np.mean(self._scorer(params, [pair.chosen for pair in pairs]), dtype=np.float64)
+        )
 
 
 def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -329,7 +362,9 @@ def load_pairs(
 def chat_template_of(config: RewardModelConfig, tokenizer: Any) -> ChatTemplate:
     """Return how texts are read: by the tokenizer's chat template, or as they are."""
     names = ("use_chat_template", "system_prompt", "chat_template_kwargs")
-    return make_chat_template(tokenizer, DataConfig(**{name: getattr(config, name) for name in names}))
+    return make_chat_template(
+        tokenizer, DataConfig(**{name: getattr(config, name) for name in names})
+    )
 
 
 def train_reward_model(config: RewardModelConfig) -> Path:
@@ -342,7 +377,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         return run.folder
     console = run.console
     folder = run.folder
-    parallel = run.parallel if config.run.target is None else DataParallel()  # programs of a target are its own
+    # Programs of a target are its own
+    parallel = run.parallel if config.run.target is None else DataParallel()
     assert run.trackers is not None  # trackers that are not installed are met here
     start = start_model(config, parallel.placement)
     parallel.check_model(start.model)
@@ -362,16 +398,24 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     )
     read = None if start.loaded is None else parameters
     use_peft = config.peft.use_peft
-    for warning in optimizer.warnings(config.optimizer, num_steps, read, supervised=True, use_peft=use_peft):
+    for warning in optimizer.warnings(
+        config.optimizer, num_steps, read, supervised=True, use_peft=use_peft
+    ):
         console.warn(warning)
     if config.run.target is not None:
         show(console, config, partial(_plan, start, splits[config.train_split].pairs, num_steps))
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     learner = RewardModelLearner(
-        config, models.with_dtype(start.model, config.dtype, config.run.attention), adapter, parallel
+        config,
+        models.with_dtype(start.model, config.dtype, config.run.attention),
+        adapter,
+        parallel,
     )
     learned = PreferenceData(
-        splits[config.train_split].pairs, config.batch_size, config.run.seed, learner.model.max_length
+        splits[config.train_split].pairs,
+        config.batch_size,
+        config.run.seed,
+        learner.model.max_length,
     )
     if config.run.target is None:
         print_memory(console, learner.budget(learned), parallel.local_devices)
@@ -385,7 +429,12 @@ def train_reward_model(config: RewardModelConfig) -> Path:
 
 
 def _train(
-    run: Run, learner: RewardModelLearner, start: Start, splits: dict[str, Pairs], data: PreferenceData, num_steps: int
+    run: Run,
+    learner: RewardModelLearner,
+    start: Start,
+    splits: dict[str, Pairs],
+    data: PreferenceData,
+    num_steps: int,
 ) -> None:
     """Evaluate, train, evaluate again, and write everything."""
     config = learner.config
@@ -393,7 +442,9 @@ def _train(
     trackers = run.trackers
     scorer = RowScorer(learner.model, parallel, config.eval_batch_size, learner.model.max_length)
     evaluator = PairEvaluator(
-        scorer, {split: splits[split].pairs for split in config.eval_splits}, config.center_rewards_coefficient
+        scorer,
+        {split: splits[split].pairs for split in config.eval_splits},
+        config.center_rewards_coefficient,
     )
 
     def whole(state: TrainState) -> Params:
@@ -427,7 +478,9 @@ def _train(
         results["after"] = evaluator(whole(state))
         trackers.log(num_steps, eval_metrics(results["after"]))
     if config.center_on == "chosen":
-        results["reward_bias"] = evaluator.mean_score(whole(state), splits[config.train_split].pairs)
+        results["reward_bias"] = evaluator.mean_score(
+            whole(state), splits[config.train_split].pairs
+        )
     params, frozen = stacks.unstack(parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
         write_models(run.folder, last, params, frozen, start.tokenizer, results)
@@ -441,9 +494,13 @@ def _meta(run: Run, learner: RewardModelLearner, start: Start) -> dict[str, Any]
     """Return what a checkpoint says of the run."""
     config = learner.config
     is_frozen = learner.adapter is not None
-    base = base_of(config.model_path, start.loaded, learner.model, "score", is_frozen=is_frozen) | {"kind": "reward"}
+    base = base_of(config.model_path, start.loaded, learner.model, "score", is_frozen=is_frozen) | {
+        "kind": "reward"
+    }
     texts = chat_template_of(config, start.tokenizer).describe()
-    return run.meta(config, models_meta(base, None, learner.adapter, (), str(config.dataset), texts))
+    return run.meta(
+        config, models_meta(base, None, learner.adapter, (), str(config.dataset), texts)
+    )
 
 
 if __name__ == "__main__":

@@ -95,12 +95,19 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
         scores = call(name, reward, completions)
         for row, score in enumerate(scores.values):
             if isinstance(score, Failed):
-                raise DataError(f"expected a finite number or None for row {row}, got {score.reason}")
+                raise DataError(
+                    f"expected a finite number or None for row {row}, got {score.reason}"
+                )
         # JSON has no NaN and no infinity, which a metric may be: `plain` makes them None.
-        content = {"scores": scores.values, "metrics": plain(scores.metrics), "extras": scores.extras}
+        content = {
+            "scores": scores.values,
+            "metrics": plain(scores.metrics),
+            "extras": scores.extras,
+        }
         return dumps(content)
     except Exception as error:
-        # Whatever a user's function raises is an answer to the client; where it stands is for the operator alone.
+        # Whatever a user's function raises is an answer to the client; where it stands is for the
+        # operator alone.
         _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
         raise Refusal(500, f"reward {name}: {type(error).__name__}: {redact(str(error))}") from None
 
@@ -109,7 +116,12 @@ class _Endpoint:
     """Who may ask, how much, and in which order."""
 
     def __init__(
-        self, reward: Callable[..., Any], token: str | None, workers: int, max_body_mib: float, max_waiting: int
+        self,
+        reward: Callable[..., Any],
+        token: str | None,
+        workers: int,
+        max_body_mib: float,
+        max_waiting: int,
     ):
         self._reward = reward
         self._token = token
@@ -126,8 +138,11 @@ class _Endpoint:
         """Answer a request for scores."""
         self._check_sender(request)
         if self._num_requests >= self._max_requests:
-            raise Refusal(503, f"busy: {self._num_requests} requests are waiting", {"Retry-After": "1"})
-        # Counted before its body is read, since the bodies of these requests are what the server has in memory.
+            raise Refusal(
+                503, f"busy: {self._num_requests} requests are waiting", {"Retry-After": "1"}
+            )
+        # Counted before its body is read, since the bodies of these requests are what the server
+        # has in memory.
         self._num_requests += 1
         try:
             body = await self._read(request)
@@ -137,14 +152,21 @@ class _Endpoint:
 
     def _check_sender(self, request: "Request") -> None:
         if self._token is None:
-            # Web pages can ask a server on this machine through the browser, under another name of it.
+            # Web pages can ask a server on this machine through the browser, under another name of
+            # it.
             if not is_loopback(_requested_host(request)):
-                raise Refusal(403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set")
+                raise Refusal(
+                    403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set"
+                )
         else:
             # In constant time, so that a wrong token does not tell how much of it is right.
             authorization = request.headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(authorization, f"Bearer {self._token}".encode()):
-                raise Refusal(401, "authorization: expected the server's bearer token", {"WWW-Authenticate": "Bearer"})
+                raise Refusal(
+                    401,
+                    "authorization: expected the server's bearer token",
+                    {"WWW-Authenticate": "Bearer"},
+                )
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # Web pages cannot send JSON to another site without its consent.
         if content_type != "application/json":
@@ -159,9 +181,12 @@ class _Endpoint:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 async for part in request.stream():
                     body += part
-                    # starlette's own limit answers in plain text and does not say what the limit is.
+                    # starlette's own limit answers in plain text and does not say what the limit
+                    # is.
                     if len(body) > self._max_bytes:
-                        raise Refusal(413, f"body: expected at most {self._max_bytes} bytes, got a longer one")
+                        raise Refusal(
+                            413, f"body: expected at most {self._max_bytes} bytes, got a longer one"
+                        )
         except TimeoutError:
             raise Refusal(408, f"body: expected all of it within {CLIENT_TIMEOUT_S:g} s") from None
         except ClientDisconnect:
@@ -206,7 +231,9 @@ def _requested_host(request: "Request") -> str:
         return ""
 
 
-def _json_response(status_code: int, body: bytes, headers: Mapping[str, str] | None = None) -> "Response":
+def _json_response(
+    status_code: int, body: bytes, headers: Mapping[str, str] | None = None
+) -> "Response":
     from starlette.responses import Response
 
     return Response(body, status_code, headers, "application/json")
@@ -256,7 +283,9 @@ def make_app(
 
 
 def _missing(error: ImportError) -> ConfigError:
-    return ConfigError(f"reward server: expected {error.name} to be installed: pip install 'jaxppo[server]'")
+    return ConfigError(
+        f"reward server: expected {error.name} to be installed: pip install 'jaxppo[server]'"
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -282,12 +311,19 @@ def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
     """
     token = environment_token()
     if token is None and not is_loopback(config.host):
-        raise ConfigError(f"host: expected a loopback address without {TOKEN_VARIABLE} set, got {config.host!r}")
+        raise ConfigError(
+            f"host: expected a loopback address without {TOKEN_VARIABLE} set, got {config.host!r}"
+        )
     app = make_app(
-        reward, token=token, workers=config.workers, max_body_mib=config.max_body_mib, max_waiting=config.max_waiting
+        reward,
+        token=token,
+        workers=config.workers,
+        max_body_mib=config.max_body_mib,
+        max_waiting=config.max_waiting,
     )
     server = make_server(app)
-    # uvicorn would end the process where the address is not free, and print the port only in its log.
+    # uvicorn would end the process where the address is not free, and print the port only in its
+    # log.
     with _listen(config.host, config.port) as listener:
         _stop_by_signal(server)
         print(f"reward {function_name(reward)} on {_address(listener)}", flush=True)
@@ -365,7 +401,9 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
         # UnicodeError: for what can be no name of a machine.
-        raise ConfigError(f"host, port: expected a free address, got {host}:{port} ({first_line(error)})") from None
+        raise ConfigError(
+            f"host, port: expected a free address, got {host}:{port} ({first_line(error)})"
+        ) from None
 
 
 def _address(listener: socket.socket) -> str:
@@ -389,7 +427,9 @@ def make_function(config: RewardServerConfig) -> Callable[..., Any]:
     """Make the one function of `reward_funcs`; its weight and its failures are up to the client."""
     check(config.reward, config.validator)
     load_model = text_reward_model_loader(DataParallel())
-    (reward,) = make_rewards(config.reward, Context(config.validator, load_model=load_model)).rewards
+    (reward,) = make_rewards(
+        config.reward, Context(config.validator, load_model=load_model)
+    ).rewards
     return reward.function
 
 

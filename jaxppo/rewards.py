@@ -194,9 +194,12 @@ class Reward:
         self.weight = weight
         self._on_failure = {"errors": on_error, "timeouts": on_timeout}
         if scorer is None:
-            scorer = partial(_call_or_stop if on_error == "stop" else _call_or_isolate, name, function)
+            scorer = partial(
+                _call_or_stop if on_error == "stop" else _call_or_isolate, name, function
+            )
         self._scorer = scorer
-        # Results of such functions are not cached: what they log is about a whole batch, and `trainer_state` goes on.
+        # Results of such functions are not cached: what they log is about a whole batch, and
+        # `trainer_state` goes on.
         takes_more = _BATCH_ARGUMENTS & set(inspect.signature(function).parameters)
         self._cache = ResultCache(cache_size) if cache_size and not takes_more else None
 
@@ -253,7 +256,9 @@ class Reward:
             return score
         action = self._on_failure[score.kind]
         if action == "stop":
-            raise DataError(f"reward {self.name}: expected a number for row {row}, got {score.reason}")
+            raise DataError(
+                f"reward {self.name}: expected a number for row {row}, got {score.reason}"
+            )
         return None if action == "skip" else float(action)
 
 
@@ -286,7 +291,8 @@ class Rewards:
         completions = completions._replace(trainer_state=self.trainer_state)
         terms = [reward(completions) for reward in self.rewards]
         if gather is not None:
-            # Before anything is computed of them: the mean and the deviation of each function are over all processes.
+            # Before anything is computed of them: the mean and the deviation of each function are
+            # over all processes.
             terms = [join_scores(processes) for processes in zip(*gather(terms), strict=True)]
         columns = [scores.values for scores in terms]
         values = [self._sum(row) for row in zip(*columns, strict=True)]
@@ -336,13 +342,20 @@ class Rewards:
         # Rounded once, so that the order of the functions does not matter.
         total = math.fsum(terms)
         if abs(total) > MAX_SCORE:
-            raise DataError(f"reward_weights: expected sums that float32 can hold, got {total:.4g}; lower them")
+            raise DataError(
+                f"reward_weights: expected sums that float32 can hold, got {total:.4g}; lower them"
+            )
         return total if terms else None
 
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 _UNSCORED = "reward/not_scorable"
-_AUDIT = ("reward/val_audited", "reward/val_disagreements", "reward/val_failed", "reward/val_deviations")
+_AUDIT = (
+    "reward/val_audited",
+    "reward/val_disagreements",
+    "reward/val_failed",
+    "reward/val_deviations",
+)
 _SUMMED = (*_COUNTS, _UNSCORED, *_AUDIT)
 
 
@@ -360,7 +373,9 @@ def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> 
         fix = "use data that has it, or give the parameter a default"
         # TRL's arguments are plural, and columns of these names are not given to functions.
         hint = did_you_mean(column, RESERVED_NAMES) if column in ("prompt", "completion") else ""
-        raise DataError(f"reward {name}: expected a data column {column!r}, got {available}; {fix}{hint}")
+        raise DataError(
+            f"reward {name}: expected a data column {column!r}, got {available}; {fix}{hint}"
+        )
 
 
 def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
@@ -403,7 +418,9 @@ def build_arguments(
     }
     parameters = inspect.signature(reward).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    chosen = {name: _copy(values) for name, values in arguments.items() if takes_all or name in parameters}
+    chosen = {
+        name: _copy(values) for name, values in arguments.items() if takes_all or name in parameters
+    }
     # Only by name: in `**columns`, everything is a list with an entry for each completion.
     if "trainer_state" in parameters:
         chosen["trainer_state"] = completions.trainer_state
@@ -431,7 +448,8 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
         return await values
 
     reports = Reports(name, len(completions.texts))
-    # In this thread, and without an event loop unless it is async: JAX and signal handlers care about it.
+    # In this thread, and without an event loop unless it is async: JAX and signal handlers care
+    # about it.
     values = reward(**build_arguments(reward, completions, reports.arguments))
     numbers = run_to_end(awaited()) if inspect.isawaitable(values) else values
     return reports.with_scores(numbers)
@@ -468,10 +486,13 @@ class Reports:
         Raises:
             DataError: there is not one value for each completion.
         """
-        # A set has no order, and iterating over a dictionary or a text would give its keys or characters.
+        # A set has no order, and iterating over a dictionary or a text would give its keys or
+        # characters.
         if isinstance(values, Mapping | Set | str):
             kind = f"a {type(values).__name__}, which has no number for each completion"
-            raise DataError(f"reward {self._name}: expected a list of {self._count} numbers, got {kind}")
+            raise DataError(
+                f"reward {self._name}: expected a list of {self._count} numbers, got {kind}"
+            )
         try:
             count = len(values)
         except TypeError:
@@ -479,8 +500,12 @@ class Reports:
             count = type(values).__name__
         if count != self._count:
             fix = "a reward for each completion"
-            raise DataError(f"reward {self._name}: expected {self._count} values, got {count}; {fix}")
-        return Scores([_to_number(value) for value in _to_python(values)], self.metrics, self.extras)
+            raise DataError(
+                f"reward {self._name}: expected {self._count} values, got {count}; {fix}"
+            )
+        return Scores(
+            [_to_number(value) for value in _to_python(values)], self.metrics, self.extras
+        )
 
     def _log_metric(self, name: str, value: Any) -> None:
         if not may_report(name):
@@ -492,7 +517,9 @@ class Reports:
             number = None
         # Any other metric may be NaN; counts are added up as integers.
         if number is None or (name in _COUNTS and not math.isfinite(number)):
-            raise DataError(f"reward {self._name}: expected a number for log_metric {name!r}, got {value!r:.80}")
+            raise DataError(
+                f"reward {self._name}: expected a number for log_metric {name!r}, got {value!r:.80}"
+            )
         self.metrics[name] = number
 
     def _log_extra(self, column: str, values: Sequence[Any]) -> None:
@@ -524,7 +551,10 @@ def _to_number(value: Any) -> Score:
         number = sys.float_info.max
     if abs(number) <= MAX_SCORE:
         return number
-    return Failed("errors", f"{number:.4g}" + (", more than float32 can hold" if math.isfinite(number) else ""))
+    return Failed(
+        "errors",
+        f"{number:.4g}" + (", more than float32 can hold" if math.isfinite(number) else ""),
+    )
 
 
 def _to_python(value: Any) -> Any:
@@ -542,8 +572,11 @@ def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -
         is_ours = file is not None and Path(file).is_relative_to(Path(__file__).parent)
         if is_ours or isinstance(error, JaxppoError):
             raise
-        # The innermost frame of the user's file: the libraries that it calls say little about the cause.
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        # The innermost frame of the user's file: the libraries that it calls say little about the
+        # cause.
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
+        ]
         line = f" in line {frames[-1].lineno} of {file}" if frames else ""
         fix = "fix it, or leave out the completions on which it fails with --on_error skip"
         raise DataError(

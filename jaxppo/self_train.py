@@ -107,7 +107,8 @@ def set_up(run: run_folder.Run) -> Setup:
     config = run.config
     console = run.console
     parallel = run.parallel
-    # The first use loads the trackers: one that is not installed is an error here, and not after the first round.
+    # The first use loads the trackers: one that is not installed is an error here, and not after
+    # the first round.
     assert run.trackers is not None
     registry.check(config.reward, config.validator)
     loaded = hf.load_policy(config.sft_model_path, parallel.placement, config.run.dry_run)
@@ -188,10 +189,14 @@ def _check_model(
     """Refuse what does not fit the model before anything is sampled."""
     stop_id = config.sampling.stop_token_id
     if stop_id is not None and stop_id >= model.num_logits:
-        raise ConfigError(f"stop_token_id: expected less than the vocabulary's {model.num_logits}, got {stop_id}")
+        raise ConfigError(
+            f"stop_token_id: expected less than the vocabulary's {model.num_logits}, got {stop_id}"
+        )
     if start_rows:
         supervised = _supervised_data(config, start_rows, tokenizer, template)
-        models.check_length(model, supervised.longest, "longest prompt and completion of start_split")
+        models.check_length(
+            model, supervised.longest, "longest prompt and completion of start_split"
+        )
 
 
 def _supervised_data(
@@ -228,7 +233,9 @@ def print_plan(run: run_folder.Run, setup: Setup) -> None:
         f"size: {parameters:,} parameters in {config.dtype}, {run.parallel.describe()}\n"
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
     )
-    for warning in optimizer.warnings(config.optimizer, config.num_updates, parameters, supervised=True):
+    for warning in optimizer.warnings(
+        config.optimizer, config.num_updates, parameters, supervised=True
+    ):
         run.console.warn(warning)
 
 
@@ -243,8 +250,12 @@ def sample(
 ) -> dict[str, Any]:
     """Sample and judge the plans of a round; those that an earlier process has sampled stay."""
     seed = setup.config.run.seed
-    problems = sampled_plans.problems_of_round(len(setup.rows), seed, current.number, setup.problems)
-    seconds = setup.sampler.sample(policy, problems, current.folder / run_folder.SAMPLES_FILE, run.console)
+    problems = sampled_plans.problems_of_round(
+        len(setup.rows), seed, current.number, setup.problems
+    )
+    seconds = setup.sampler.sample(
+        policy, problems, current.folder / run_folder.SAMPLES_FILE, run.console
+    )
     return sampled_plans.sample_metrics(current.plans()) | seconds
 
 
@@ -261,7 +272,8 @@ def keep(setup: Setup, current: Round, earlier: Sequence[Round]) -> list[data.Ro
             "num_generations, another temperature, easier problems, or a start that solves some of them"
         )
     kept_rows = [sampled_plans.as_reference(setup.rows[plan.row], plan) for plan in selected]
-    # Seed and round alone decide which of the start's rows come, so a resumed round learns from the same.
+    # Seed and round alone decide which of the start's rows come, so a resumed round learns from the
+    # same.
     rng = np.random.default_rng((config.run.seed, current.number))
     order = rng.permutation(len(setup.start_rows))
     num_start_rows = round(config.start_ratio * len(selected))
@@ -293,7 +305,9 @@ def learn(
     title = f"SFT of round {current.number}"
 
     def evaluate_fixed_rows(state: TrainState) -> dict[str, float]:
-        return evaluation.eval_metrics(setup.evaluator(state.params["policy"], fixed_rows_only=True))
+        return evaluation.eval_metrics(
+            setup.evaluator(state.params["policy"], fixed_rows_only=True)
+        )
 
     steps = Steps(
         total=config.num_updates,
@@ -304,18 +318,27 @@ def learn(
         header=f"{title} of {config.num_rounds}, into {current.folder}",
         watch=check_finite,
     )
-    # A round is a run of its own within the run's folder; trackers get the records of rounds, not of their steps.
-    round_run = dataclasses.replace(run, folder=current.folder, config=replace(config, report_to=("none",)))
+    # A round is a run of its own within the run's folder; trackers get the records of rounds, not
+    # of their steps.
+    round_run = dataclasses.replace(
+        run, folder=current.folder, config=replace(config, report_to=("none",))
+    )
     loop = TrainingLoop(round_run, config.loop, steps, parallel.put(state))
-    # The stage is noted after its last checkpoint is written. Without one the folder is damaged: what is noted of the
-    # round may be of another policy than the one that learning anew would give.
+    # The stage is noted after its last checkpoint is written. Without one the folder is damaged:
+    # what is noted of the round may be of another policy than the one that learning anew would
+    # give.
     if "learning" in current.stages and loop.start == 0:
-        raise DataError(f"{current.folder / CHECKPOINTS}: expected the checkpoint of a round that is done, found none")
+        raise DataError(
+            f"{current.folder / CHECKPOINTS}: expected the checkpoint of a round that is done, found none"
+        )
     start_time = time.monotonic()
     # Of a stage that is done this restores the policy, and makes no step.
     state, meta = loop.run()
     loss = meta["metrics"]["loss"]
-    current.stages.once("learning", lambda: {"self_train/loss": loss, "time/update_s": time.monotonic() - start_time})
+    current.stages.once(
+        "learning",
+        lambda: {"self_train/loss": loss, "time/update_s": time.monotonic() - start_time},
+    )
     return state.params["policy"]
 
 
@@ -403,7 +426,9 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
         )
     # Last, as "after" marks a run as finished.
     run.write_evals(evals)
-    samples = processes.on_first(lambda: run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE))
+    samples = processes.on_first(
+        lambda: run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE)
+    )
     printing.print_outcome(console, evals, samples, "self-training")
     console.result(f"policy in {run.folder / 'policy'}")
 
@@ -443,7 +468,9 @@ def _carry_out_round(
         **sampled,
     }
     record |= stages["kept"] | stages["learning"]
-    record |= evaluation.eval_metrics(evaluated["results"]) | {"time/eval_s": evaluated["time/eval_s"]}
+    record |= evaluation.eval_metrics(evaluated["results"]) | {
+        "time/eval_s": evaluated["time/eval_s"]
+    }
     _log(run, current, record)
     # This round has checkpoints of its own, so no run will start from the earlier ones.
     if earlier and processes.is_first():

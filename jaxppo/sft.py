@@ -61,13 +61,17 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         placement: see `hf.load_model`; fresh parameters lie on the first device.
     """
     if config.model_path is not None:
-        policy = hf.load_policy(config.model_path, placement, shapes_only=config.run.target is not None)
+        policy = hf.load_policy(
+            config.model_path, placement, shapes_only=config.run.target is not None
+        )
         return Start(*policy, *_adapter(config, policy.config, policy.params))
     if config.tokenizer_path is None:
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
-    options = {"num_key_value_heads": config.num_attention_heads, "rotary_pct": 1.0} | (config.model_kwargs or {})
+    options = {"num_key_value_heads": config.num_attention_heads, "rotary_pct": 1.0} | (
+        config.model_kwargs or {}
+    )
     model = family_of(config.model_type).new_config(
         model_type=config.model_type,
         vocab_size=data.bucket(len(tokenizer)),
@@ -83,7 +87,9 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
     return Start(model, models.init_params(model, key), tokenizer, None)
 
 
-def _adapter(config: SFTConfig, model: ModelConfig, base: Params) -> tuple[LoraConfig | None, Params | None]:
+def _adapter(
+    config: SFTConfig, model: ModelConfig, base: Params
+) -> tuple[LoraConfig | None, Params | None]:
     """Return the shape of the adapter that is trained, and the one to start from; None where there is none."""
     if not config.peft.use_peft:
         return None, None
@@ -116,7 +122,11 @@ class TrainingRows(NamedTuple):
 
 
 def _training_rows(
-    config: SFTConfig, model: ModelConfig, tokenizer: Any, template: data.ChatTemplate, console: Console
+    config: SFTConfig,
+    model: ModelConfig,
+    tokenizer: Any,
+    template: data.ChatTemplate,
+    console: Console,
 ) -> TrainingRows:
     """Return the rows to learn from: drawn without an end, read as the run goes on, or all read now."""
     if config.assistant_only_loss and not template.is_used:
@@ -124,7 +134,9 @@ def _training_rows(
     if _is_endless(config):
         stream = data.stream_of(config.data, "train", config.augmented)
         batches = StreamAhead(stream, config.batch_size, config.stream_workers).batch
-        return TrainingRows(_encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream")
+        return TrainingRows(
+            _encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream"
+        )
     limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
     if config.stream.streaming:
         return _streamed_rows(config, model, tokenizer, template, limit, console)
@@ -139,7 +151,9 @@ def _training_rows(
             fitting, config.batch_size, config.run.seed, config.augmented, numbered=numbered
         )
         source = f"{len(fitting)}, each drawn anew in every epoch"
-        return TrainingRows(_encoded_when_needed(config, model, tokenizer, template, batches), source)
+        return TrainingRows(
+            _encoded_when_needed(config, model, tokenizer, template, batches), source
+        )
     return _fixed_rows(config, fitting, tokenizer, template, limit, console)
 
 
@@ -167,7 +181,11 @@ def _encoded_when_needed(
 
     def encoded(step: int) -> list[data.EncodedRow]:
         return data.encode_rows(
-            tokenizer, batches(step), config.data.longest_prompt, template, assistant_only=config.assistant_only_loss
+            tokenizer,
+            batches(step),
+            config.data.longest_prompt,
+            template,
+            assistant_only=config.assistant_only_loss,
         )
 
     return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length)
@@ -181,8 +199,12 @@ def _streamed_rows(
     limit: data.RowLimit | None,
     console: Console,
 ) -> TrainingRows:
-    stream = data.open_stream(config.data, config.stream, config.run.seed, _validator(config), _COLUMNS)
-    select = data.select_supervised(tokenizer, config.data, template, limit, assistant_only=config.assistant_only_loss)
+    stream = data.open_stream(
+        config.data, config.stream, config.run.seed, _validator(config), _COLUMNS
+    )
+    select = data.select_supervised(
+        tokenizer, config.data, template, limit, assistant_only=config.assistant_only_loss
+    )
     streamed = data.StepRows(stream, config.batch_size, select, console.warn)
     rows = data.FreshData(streamed, tokenizer.pad_token_id, model.max_length, data.padded_size)
     return TrainingRows(rows, f"{stream.name}, as they are read", streamed)
@@ -201,7 +223,8 @@ def _fixed_rows(
         tokenizer,
         config.batch_size,
         config.run.seed,
-        config.data.longest_prompt if limit is None else None,  # a long prompt is part of a long row
+        # A long prompt is part of a long row
+        config.data.longest_prompt if limit is None else None,
         template,
         limit,
         assistant_only=config.assistant_only_loss,
@@ -247,7 +270,9 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     return Inputs(start, model, template, training)
 
 
-def _make_evaluator(config: SFTConfig, inputs: Inputs, parallel: DataParallel, console: Console) -> Evaluator:
+def _make_evaluator(
+    config: SFTConfig, inputs: Inputs, parallel: DataParallel, console: Console
+) -> Evaluator:
     start = inputs.start
     load_model = registry.reward_model_loader(
         inputs.model,
@@ -297,7 +322,9 @@ def sft(config: SFTConfig) -> Path:
     assert run.trackers is not None  # trackers that are not installed are met here
     inputs = read_inputs(config, run.parallel, run.console)
     evaluator = _make_evaluator(config, inputs, run.parallel, run.console)
-    learner = SFT(config, inputs.model, run.parallel, inputs.training.rows.length_gaps, inputs.start.adapter)
+    learner = SFT(
+        config, inputs.model, run.parallel, inputs.training.rows.length_gaps, inputs.start.adapter
+    )
     _print_plan(run, inputs, learner, evaluator)
     if config.run.dry_run:
         return run.folder
@@ -313,7 +340,12 @@ def sft(config: SFTConfig) -> Path:
 
 
 def _carry_out(
-    run: Run, config: SFTConfig, inputs: Inputs, learner: SFT, evaluator: Evaluator, state: TrainState
+    run: Run,
+    config: SFTConfig,
+    inputs: Inputs,
+    learner: SFT,
+    evaluator: Evaluator,
+    state: TrainState,
 ) -> None:
     """Train, evaluate, export."""
     tokenizer = inputs.start.tokenizer
@@ -347,10 +379,14 @@ def _meta(run: Run, config: SFTConfig, inputs: Inputs) -> dict[str, Any]:
     """Return what a checkpoint says of the run."""
     start = inputs.start
     model = inputs.model
-    base = base_of(config.model_path, start.loaded, model, "lm", is_frozen=start.adapter is not None)
+    base = base_of(
+        config.model_path, start.loaded, model, "lm", is_frozen=start.adapter is not None
+    )
     end_ids = model.eos_ids(inputs.template.end_id)
     texts = inputs.template.describe()
-    return run.meta(config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts))
+    return run.meta(
+        config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts)
+    )
 
 
 if __name__ == "__main__":

@@ -67,11 +67,15 @@ class Setup:
         Args:
             reference: language model, on the devices; None: no KL.
         """
-        source: OnPolicy | OneStepAhead = OnPolicy(self.learner, reference, self.prompts, self.meter.finish_time)
+        source: OnPolicy | OneStepAhead = OnPolicy(
+            self.learner, reference, self.prompts, self.meter.finish_time
+        )
         with ExitStack() as stack:
             if self.config.rl.async_rollouts:
                 beside_rewards = not registry.need_devices(self.config.reward)
-                source = OneStepAhead(source, self.curriculum, self.config.num_updates, beside_rewards)
+                source = OneStepAhead(
+                    source, self.curriculum, self.config.num_updates, beside_rewards
+                )
                 stack.enter_context(closing(source))
             yield Training(
                 learner=self.learner,
@@ -130,7 +134,9 @@ class Inputs(NamedTuple):
             models.value,
             models.adapter,
             self.prompts.length_gaps,
-            data.stop_table(models.tokenizer, config.sampling.stop_strings, models.policy.num_logits),
+            data.stop_table(
+                models.tokenizer, config.sampling.stop_strings, models.policy.num_logits
+            ),
         )
 
 
@@ -156,9 +162,13 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
         rows = data.load_split(config.data, config.data.train_split, validator)
         data.check_same(config.data.dataset, config.data.train_split, rows)
         models, template, start = _load_models(config, parallel, console)
-        rows = data.with_plan_prefixes(rows, config.prompt_curriculum, config.data.data_seed, template)
+        rows = data.with_plan_prefixes(
+            rows, config.prompt_curriculum, config.data.data_seed, template
+        )
         fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
-        data.report_left_out(console.print, config.data, {config.data.train_split: len(rows) - len(fitting)})
+        data.report_left_out(
+            console.print, config.data, {config.data.train_split: len(rows) - len(fitting)}
+        )
         config = config.with_episodes(len(fitting))
         prompts = _prompts(config, fitting, template)
         columns = data.column_names(rows)
@@ -175,7 +185,9 @@ def _load_models(
     return models, template, start
 
 
-def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTemplate) -> data.PromptData:
+def _prompts(
+    config: TrainConfig, rows: list[data.Row], template: data.ChatTemplate
+) -> data.PromptData:
     return data.PromptData(
         rows,
         template.tokenizer,
@@ -188,12 +200,18 @@ def _prompts(config: TrainConfig, rows: list[data.Row], template: data.ChatTempl
 
 
 def _streamed_prompts(
-    config: TrainConfig, stream: Any, models: StartModels, template: data.ChatTemplate, console: Console
+    config: TrainConfig,
+    stream: Any,
+    models: StartModels,
+    template: data.ChatTemplate,
+    console: Console,
 ) -> data.StreamedPrompts:
     longest = config.data.longest_prompt or DEFAULT_PROMPT_LENGTH
     select = data.select_prompts(models.tokenizer, config.data, template, longest)
     step_rows = data.StepRows(stream, config.num_prompts, select, console.warn)
-    return data.StreamedPrompts(step_rows, config.num_prompts, config.run.seed, longest, models.tokenizer.pad_token_id)
+    return data.StreamedPrompts(
+        step_rows, config.num_prompts, config.run.seed, longest, models.tokenizer.pad_token_id
+    )
 
 
 def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
@@ -215,10 +233,14 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     rewards = _rewards(config, learner, inputs.start, models.tokenizer, run.folder)
     registry.tell_inputs(console.print, rewards)
     rewards.check_columns(inputs.columns)
-    evaluator = evaluation.make_evaluator(config, learner.model, models.tokenizer, parallel, rewards)
+    evaluator = evaluation.make_evaluator(
+        config, learner.model, models.tokenizer, parallel, rewards
+    )
     config.loop.check_evaluated(evaluator.metric_names)
     data.report_left_out(console.print, config.data, evaluator.left_out)
-    shapes = jax.eval_shape(lambda *start: learner.models_of(learner.init_state(*start)), *inputs.start)
+    shapes = jax.eval_shape(
+        lambda *start: learner.models_of(learner.init_state(*start)), *inputs.start
+    )
     setup = Setup(
         config=config,
         tokenizer=models.tokenizer,
@@ -244,7 +266,9 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     return setup, inputs.start
 
 
-def _rewards(config: TrainConfig, learner: Learner, start: Start, tokenizer: Any, folder: Path) -> Rewards:
+def _rewards(
+    config: TrainConfig, learner: Learner, start: Start, tokenizer: Any, folder: Path
+) -> Rewards:
     load_model = registry.reward_model_loader(
         learner.model,
         start.policy,
@@ -264,7 +288,9 @@ def _compile_for_target(run: run_folder.Run) -> None:
     length = inputs.prompts.prompt_length
 
     def build(config: TrainConfig, devices: list[Any]) -> Plan:
-        learner = inputs.learner(config, DataParallel(config.run.parallel, devices, config.run.mesh))
+        learner = inputs.learner(
+            config, DataParallel(config.run.parallel, devices, config.run.mesh)
+        )
         if config is inputs.config:
             print_plan(run, learner, start, inputs.prompts.num_rows, length)
         return plan_of(learner, start, length)
@@ -282,7 +308,9 @@ def train(config: TrainConfig) -> Path:
         return run.folder
     setup, start = set_up(run)
     evaluated = setup.evaluator.rows_and_length
-    print_plan(run, setup.learner, start, setup.prompts.num_rows, setup.prompts.prompt_length, evaluated)
+    print_plan(
+        run, setup.learner, start, setup.prompts.num_rows, setup.prompts.prompt_length, evaluated
+    )
     if config.run.dry_run:
         return run.folder
     with (
@@ -301,7 +329,9 @@ def train(config: TrainConfig) -> Path:
     return run.folder
 
 
-def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: Params | None) -> None:
+def _carry_out(
+    run: run_folder.Run, setup: Setup, state: TrainState, reference: Params | None
+) -> None:
     """Evaluate, train, evaluate, export; what `eval.json` and the checkpoints have already is not done again."""
     config = setup.config
     evals = run.evals
@@ -326,7 +356,11 @@ def _carry_out(run: run_folder.Run, setup: Setup, state: TrainState, reference: 
         write_models(run.folder, meta, params, frozen, setup.tokenizer, evals)
         plot_run(run.folder, evals)
     run.write_evals(evals)  # last: "after" marks a run as finished
-    samples = run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE) if processes.is_first() else {}
+    samples = (
+        run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE)
+        if processes.is_first()
+        else {}
+    )
     printing.print_outcome(run.console, evals, samples, config.rl.algorithm.upper())
     run.console.result(f"policy in {run.folder / 'policy'}, curves in {run.folder / 'curves.png'}")
 
@@ -372,7 +406,8 @@ def _run_updates(
             samples = setup.judge.samples(step.batch, number + 1)
             failed: list[dict[str, Any]] = []
             if not config.samples_at(number):
-                # Answers of functions that failed are always kept: nobody could find out why otherwise.
+                # Answers of functions that failed are always kept: nobody could find out why
+                # otherwise.
                 failed = failed_samples(samples, config.reward.reward_funcs)
             return StepOutput(
                 step.state,

@@ -38,7 +38,8 @@ class Rollout(NamedTuple):
 
     completion_ids: Array  # [B, C] int32, pad id outside the mask
     completion_mask: Array  # [B, C] bool
-    logprobs: Array | None  # [B, C] fp32, of the distribution sampled from; 0 outside the mask; None: unknown
+    # [B, C] fp32, of the distribution sampled from; 0 outside the mask; None: unknown
+    logprobs: Array | None
     ended: Array  # [B] bool, True where the stop token was sampled
 
 
@@ -49,7 +50,8 @@ class Sequences(NamedTuple):
     prompt_lengths: Array  # [B] int32
     completion_ids: Array  # [B, C] int32
     completion_mask: Array  # [B, C] bool
-    loss_mask: Array | None = None  # [B, C] bool, tokens with a share in a supervised loss; None: the completion mask
+    # [B, C] bool, tokens with a share in a supervised loss; None: the completion mask
+    loss_mask: Array | None = None
 
 
 class ModelOutputs(NamedTuple):
@@ -58,7 +60,8 @@ class ModelOutputs(NamedTuple):
     logprobs: Array  # [B, C] fp32, of the policy that sampled
     ref_logprobs: Array | None  # [B, C] fp32; None: no reference
     values: Array | None  # [B, C] fp32, value of the state before each token; None: no value model
-    full_kl: Array | None = None  # [B, C] fp32, exact KL to the reference; None: estimate it from the log-probabilities
+    # [B, C] fp32, exact KL to the reference; None: estimate it from the log-probabilities
+    full_kl: Array | None = None
     entropy: Array | None = None  # [B, C] fp32, of the policy at each token; None: not needed
 
 
@@ -73,7 +76,8 @@ class Trajectories(NamedTuple):
     returns: Array | None = None  # [B, C] fp32
     value_mask: Array | None = None  # [B, C] bool, where values are trained
     ref_logprobs: Array | None = None  # [B, C] fp32, of the reference; None: no KL in the loss
-    positive: Array | None = None  # [B] bool, completions whose likelihood is raised; None: no such term
+    # [B] bool, completions whose likelihood is raised; None: no such term
+    positive: Array | None = None
 
 
 class Weights(NamedTuple):
@@ -103,12 +107,14 @@ class Batch:
     outputs: ModelOutputs | None = None
     began_s: float = 0.0  # moments are in seconds of `time.monotonic`
     sampled_s: float = 0.0
-    outputs_s: Future[float] | None = None  # set when the outputs are computed, which nothing waits for
+    # Set when the outputs are computed, which nothing waits for
+    outputs_s: Future[float] | None = None
     completion_ids: np.ndarray | None = None  # [B, C] int32, those of the rollout on the host
     completion_mask: np.ndarray | None = None  # [B, C] bool
     # From the reward functions, on the host: `reward_functions.judged`.
     completions: list[str] = field(default_factory=list)  # [B] texts
-    scores: list[float | None] = field(default_factory=list)  # [B]; None: the completion has no score
+    # [B]; None: the completion has no score
+    scores: list[float | None] = field(default_factory=list)
     reward_metrics: dict[str, float] = field(default_factory=dict)
     reward_columns: dict[str, list[Any]] = field(default_factory=dict)  # of samples.jsonl, [B] each
     judged_s: float = 0.0
@@ -119,7 +125,9 @@ class Batch:
         def repeat(values: list[Any]) -> list[Any]:
             return [value for value in values for _ in range(copies)]
 
-        return repeat(self.prompt_texts), {name: repeat(values) for name, values in self.columns.items()}
+        return repeat(self.prompt_texts), {
+            name: repeat(values) for name, values in self.columns.items()
+        }
 
 
 # --- what goes on from update to update
@@ -138,7 +146,8 @@ class Controls(NamedTuple):
 
     kl_coef: Array  # [] fp32, in force
     moments: ScoreMoments
-    bad_updates: Array  # [] int32, updates in a row with a loss or gradient that was not finite, or without any score
+    # [] int32, updates in a row with a loss or gradient that was not finite, or without any score
+    bad_updates: Array
 
 
 class TrainState(NamedTuple):
@@ -148,7 +157,8 @@ class TrainState(NamedTuple):
     opt_state: Any
     step: Array  # [] int32, updates done
     controls: Controls | None = None  # None: supervised
-    frozen: Params | None = None  # weights under adapters, by model as in `params`; never change, in no checkpoint
+    # Weights under adapters, by model as in `params`; never change, in no checkpoint
+    frozen: Params | None = None
 
 
 class Curriculum(NamedTuple):
@@ -157,7 +167,8 @@ class Curriculum(NamedTuple):
     successes: np.ndarray  # [N] fp32, completions that succeeded, older ones counting less
     trials: np.ndarray  # [N] fp32, completions that had a score, in the same way
     recent: np.ndarray  # [D, 2] fp32, weighted successes and tries of each domain's last updates
-    limits: np.ndarray  # [D] int32, steps of each domain's longest plans that are drawn; -1: rows have none
+    # [D] int32, steps of each domain's longest plans that are drawn; -1: rows have none
+    limits: np.ndarray
     rows: np.ndarray  # [G] int32, drawn for the next update
 
 
@@ -165,7 +176,8 @@ class HostState(NamedTuple):
     """What an update changes on the host."""
 
     curriculum: Curriculum | None = None  # None: prompts are shuffled
-    prefetched: dict[str, Any] | None = None  # `PREFETCHED` fields of the next batch, sampled before this update
+    # `PREFETCHED` fields of the next batch, sampled before this update
+    prefetched: dict[str, Any] | None = None
 
 
 PREFETCHED = {"rollout": Rollout, "sequences": Sequences, "outputs": ModelOutputs}

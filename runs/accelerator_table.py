@@ -49,7 +49,9 @@ def parameters(name: str) -> int:
     """About as many as the model has."""
     hidden, layers, _, inner, vocabulary, *llama = MODELS[name]
     tied = bool(llama) and llama[1]
-    return vocabulary * hidden * (1 if tied else 2) + layers * hidden * (4 * hidden + (3 if llama else 2) * inner)
+    return vocabulary * hidden * (1 if tied else 2) + layers * hidden * (
+        4 * hidden + (3 if llama else 2) * inner
+    )
 
 
 def write_data(folder: Path) -> None:
@@ -81,7 +83,12 @@ def measure(name: str, method: str, target: str, limit_s: int) -> dict[str, Any]
         write_data(rows)
         command = f"-m jaxppo.train --dry_run --preset tiny --sft_model_path {model} --dataset {rows} {COMMON} {flags}"
         began = time.monotonic()
-        about: dict[str, Any] = {"model": name, "method": method, "target": target, "flags": flags.strip()}
+        about: dict[str, Any] = {
+            "model": name,
+            "method": method,
+            "target": target,
+            "flags": flags.strip(),
+        }
         try:
             done = subprocess.run(
                 [sys.executable, *command.split(), "--target", target, "--quiet", "True"],
@@ -101,7 +108,12 @@ def measure(name: str, method: str, target: str, limit_s: int) -> dict[str, Any]
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table in Markdown."""
-    cells = [row["model"], row["method"], row["target"], f"`{row['flags']}`" if row["flags"] else ""]
+    cells = [
+        row["model"],
+        row["method"],
+        row["target"],
+        f"`{row['flags']}`" if row["flags"] else "",
+    ]
     if "failed" in row:
         return f"| {' | '.join([*cells, row['failed'], '', '', ''])} |"
     programs = row["programs"]
@@ -109,20 +121,28 @@ def line(row: dict[str, Any]) -> str:
     peak = f"{programs[fullest]['device_bytes'] / GIB:.1f} of {row['memory_bytes'] / GIB:.1f} ({fullest})"
     compile_s = " + ".join(f"{program['compile_s']:.0f}" for program in programs.values())
     estimate = f"{row['estimate']['seconds']:.2g} s, {row['estimate']['binds']}"
-    return f"| {' | '.join([*cells, 'yes' if row['fits'] else '**no**', peak, compile_s, estimate])} |"
+    return (
+        f"| {' | '.join([*cells, 'yes' if row['fits'] else '**no**', peak, compile_s, estimate])} |"
+    )
 
 
 def main() -> None:
     """Measure what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="*", default=NAMES, choices=NAMES)
     parser.add_argument("--methods", nargs="*", default=tuple(METHODS), choices=tuple(METHODS))
     parser.add_argument("--targets", nargs="*", default=TARGETS)
-    parser.add_argument("--rows", type=Path, default=Path("accelerator_rows.json"), help="finished rows")
+    parser.add_argument(
+        "--rows", type=Path, default=Path("accelerator_rows.json"), help="finished rows"
+    )
     parser.add_argument("--limit_s", type=int, default=1800, help="seconds that a row may take")
     arguments = parser.parse_args()
     rows = json.loads(arguments.rows.read_text(encoding="utf-8")) if arguments.rows.exists() else {}
-    print("| model | method | target | flags | fits | peak of a device, GiB | compile s | estimate of an update |")
+    print(
+        "| model | method | target | flags | fits | peak of a device, GiB | compile s | estimate of an update |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name in arguments.models:
         for method in arguments.methods:

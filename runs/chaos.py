@@ -72,13 +72,20 @@ JOBS = {
     "rloo": Job(f"jaxppo.train {_TINY} --algorithm rloo --num_generations 4"),
     "async": Job(f"jaxppo.train {_TINY} --async_rollouts 1 --kl_target 6"),
     "two": Job(f"jaxppo.train {_TINY}", n_processes=2),
-    "sft": Job(f"jaxppo.sft --dataset {{data}} --total_episodes 640 --batch_size 16 --save_steps 3 {_FRESH}"),
+    "sft": Job(
+        f"jaxppo.sft --dataset {{data}} --total_episodes 640 --batch_size 16 --save_steps 3 {_FRESH}"
+    ),
     "reward_model": Job(
         "jaxppo.reward_model --dataset {pairs} --tokenizer_path {tokenizer} --total_episodes 240 --batch_size 8 "
         f"--save_steps 3 {_FRESH}"
     ),
-    "evaluate": Job("jaxppo.evaluate --eval_splits test --sizes test=4:16 --eval_rows 16 --response_length 16"),
-    "data": Job(f"jaxppo.planning build {_BLOCKSWORLD} --n_train 400 --train_sizes blocksworld:3-6", flags=""),
+    "evaluate": Job(
+        "jaxppo.evaluate --eval_splits test --sizes test=4:16 --eval_rows 16 --response_length 16"
+    ),
+    "data": Job(
+        f"jaxppo.planning build {_BLOCKSWORLD} --n_train 400 --train_sizes blocksworld:3-6",
+        flags="",
+    ),
 }
 
 
@@ -133,18 +140,28 @@ class Chaos:
             wrong += _faults(ended)
         ended = _await(self._start(name, folder), WHOLE_S)
         wrong += _faults(ended)
-        wrong += [f"status {status} at the end:\n{ended.output}" for status in ended.statuses if status]
+        wrong += [
+            f"status {status} at the end:\n{ended.output}" for status in ended.statuses if status
+        ]
         wrong = wrong or differences(self._folder / "quiet" / name, folder)
         if not wrong:
             shutil.rmtree(folder)
         told = [disturbance._asdict() for disturbance in done]
         return {"trial": number, "job": name, "slow_disk": is_slow, "done": told, "wrong": wrong}
 
-    def _start(self, name: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> list[Process]:
+    def _start(
+        self, name: str, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> list[Process]:
         job = JOBS[name]
         folder.mkdir(parents=True, exist_ok=True)
         given = {key: str(self._folder / "given" / key) for key in ("data", "pairs", "tokenizer")}
-        words = [*job.command.format(**given).split(), *job.flags.split(), "--quiet", "--output_dir", str(folder)]
+        words = [
+            *job.command.format(**given).split(),
+            *job.flags.split(),
+            "--quiet",
+            "--output_dir",
+            str(folder),
+        ]
         return [_process([*words, *more], environment) for more in _process_flags(job.n_processes)]
 
     def _disturb(
@@ -158,7 +175,9 @@ class Chaos:
             time.sleep(0.02)
         alive = [process for process in struck if process.poll() is None]
         if not alive:
-            return Disturbance(f"{kind}, too late", after_s, processes[0].returncode), _await(processes, END_S)
+            return Disturbance(f"{kind}, too late", after_s, processes[0].returncode), _await(
+                processes, END_S
+            )
         if kind in SIGNALS:
             for signum in SIGNALS[kind]:
                 _send(alive, signum)
@@ -189,7 +208,8 @@ def _limit(processes: Sequence[Process], n_bytes: int) -> None:
 def _read_only(processes: Sequence[Process], folder: Path, rng: random.Random) -> None:
     """Let nothing be written into the output folder for some seconds, whichever process is struck."""
     del processes
-    folders = [Path(path) for path, _, _ in os.walk(folder)]  # which passes over what is removed meanwhile
+    # Which passes over what is removed meanwhile
+    folders = [Path(path) for path, _, _ in os.walk(folder)]
     for mode, seconds in ((0o555, rng.uniform(0.5, 4.0)), (0o755, 0.0)):
         for path in folders:
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -219,9 +239,17 @@ OTHERS: dict[str, Callable[[Sequence[Process], Path, random.Random], None]] = {
 
 def _flip(folder: Path, rng: random.Random) -> None:
     """Change one byte of the newest checkpoint, where there is an older one to go back to."""
-    steps = sorted((int(path.name), path) for path in folder.glob("checkpoints/*") if path.name.isdecimal())
+    steps = sorted(
+        (int(path.name), path) for path in folder.glob("checkpoints/*") if path.name.isdecimal()
+    )
     if len(steps) > 1:
-        path = rng.choice([path for path in sorted(steps[-1][1].rglob("*")) if path.is_file() and path.stat().st_size])
+        path = rng.choice(
+            [
+                path
+                for path in sorted(steps[-1][1].rglob("*"))
+                if path.is_file() and path.stat().st_size
+            ]
+        )
         content = bytearray(path.read_bytes())
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
@@ -233,7 +261,12 @@ def _process(words: Sequence[str], environment: Mapping[str, str]) -> Process:
         [sys.executable, "-m", *words],
         cwd=ROOT,
         env=os.environ
-        | {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment},
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **environment,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -245,7 +278,8 @@ def _process(words: Sequence[str], environment: Mapping[str, str]) -> Process:
 
 def _prepare() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)  # refused, and not needed, unless root
+    # refused, and not needed, unless root
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 
 def _process_flags(n_processes: int) -> Iterator[list[str]]:
@@ -287,13 +321,17 @@ def _faults(ended: Ended) -> list[str]:
     n_tracebacks = ended.output.count("Traceback (most recent call last)")
     n_ctrl_c = len(re.findall("^KeyboardInterrupt", ended.output, re.MULTILINE))
     is_said = len(ended.statuses) > 1 and "error: process" in ended.output
-    return faults + ([f"a traceback:\n{ended.output}"] if n_tracebacks > n_ctrl_c and not is_said else [])
+    return faults + (
+        [f"a traceback:\n{ended.output}"] if n_tracebacks > n_ctrl_c and not is_said else []
+    )
 
 
 def differences(quiet: Path, folder: Path) -> list[str]:
     """Compare two output folders; the points of TensorBoard are left to the tests of resume."""
     left, right = _comparable(quiet), _comparable(folder)
-    return [f"{name} differs" for name in sorted({*left, *right}) if left.get(name) != right.get(name)]
+    return [
+        f"{name} differs" for name in sorted({*left, *right}) if left.get(name) != right.get(name)
+    ]
 
 
 def _comparable(folder: Path) -> dict[str, object]:
@@ -311,8 +349,14 @@ def _content(path: Path, folder: Path) -> object:
         return True
     if path.name == "metrics.jsonl":
         records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        return [{k: v for k, v in record.items() if not k.startswith(MAY_DIFFER)} for record in records]
-    return re.sub(rb"(?<=127\.0\.0\.1:)\d+", b"PORT", path.read_bytes().replace(os.fsencode(folder), b"FOLDER"))
+        return [
+            {k: v for k, v in record.items() if not k.startswith(MAY_DIFFER)} for record in records
+        ]
+    return re.sub(
+        rb"(?<=127\.0\.0\.1:)\d+",
+        b"PORT",
+        path.read_bytes().replace(os.fsencode(folder), b"FOLDER"),
+    )
 
 
 def make_given(folder: Path) -> None:
@@ -329,15 +373,23 @@ def make_given(folder: Path) -> None:
     word_tokenizer(words).save_pretrained(folder / "tokenizer")
     if shutil.which("cc"):
         source = ROOT / "runs" / "slow_disk.c"
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / SLOW_DISK, source, "-ldl"], check=True)
-    build = f"jaxppo.planning build {_BLOCKSWORLD} --n_train 60 --quiet --output_dir {folder / 'data'}"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", folder / SLOW_DISK, source, "-ldl"], check=True
+        )
+    build = (
+        f"jaxppo.planning build {_BLOCKSWORLD} --n_train 60 --quiet --output_dir {folder / 'data'}"
+    )
     subprocess.run([sys.executable, "-m", *build.split()], cwd=ROOT, check=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return how many trials went wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="end after so many signals that met a living process")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kills", type=int, default=200, help="end after so many signals that met a living process"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="replay this trial alone")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
@@ -352,7 +404,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     kills = trials = wrong = 0
     while kills < args.kills and not (args.only is not None and trials):
         number = trials if args.only is None else args.only
-        result = chaos.trial(number, args.jobs[number % len(args.jobs)], random.Random(f"{args.seed} {number}"))
+        result = chaos.trial(
+            number, args.jobs[number % len(args.jobs)], random.Random(f"{args.seed} {number}")
+        )
         with open(folder / "trials.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(result) + "\n")
         trials += 1
@@ -360,7 +414,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong += bool(result["wrong"])
         told = ", ".join(f"{d['kind']} at {d['after_s']:.1f} s" for d in result["done"])
         disk = " on a slow disk" * result["slow_disk"]
-        print(f"{number} {result['job']}{disk}: {told}: {'; '.join(result['wrong']) or 'equal'}", flush=True)
+        print(
+            f"{number} {result['job']}{disk}: {told}: {'; '.join(result['wrong']) or 'equal'}",
+            flush=True,
+        )
     print(f"{trials} trials, {kills} kills, {wrong} wrong (seed {args.seed})")
     return wrong
 

@@ -59,7 +59,8 @@ class Defect(NamedTuple):
     before: str
     after: str
     tests: tuple[str, ...]
-    marks: str | None = None  # which of the tests, as for pytest's -m; None: those that it runs by default
+    # Which of the tests, as for pytest's -m; None: those that it runs by default
+    marks: str | None = None
 
     @property
     def room(self) -> str:
@@ -111,7 +112,9 @@ def select(defects: Sequence[Defect], names: Sequence[str] | None) -> list[Defec
         return list(defects)
     unknown = set(names) - {defect.name for defect in defects} - {defect.area for defect in defects}
     if unknown:
-        raise SystemExit(f"--only: expected names or areas of {LIST.name}, got {', '.join(sorted(unknown))}")
+        raise SystemExit(
+            f"--only: expected names or areas of {LIST.name}, got {', '.join(sorted(unknown))}"
+        )
     return [defect for defect in defects if defect.name in names or defect.area in names]
 
 
@@ -150,10 +153,19 @@ class Copy:
     def _check_import(self, folder: Path) -> None:
         """End unless this copy's package is imported from another folder, too: one may be installed, and would win."""
         command = [sys.executable, "-c", "import jaxppo; print(jaxppo.__file__)"]
-        done = subprocess.run(command, cwd=folder, env=self._environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         expected = self._root / "jaxppo" / "__init__.py"
         if done.stdout.strip() != str(expected):
-            raise SystemExit(f"jaxppo: expected to be imported from {expected}, got {done.stdout}{done.stderr}")
+            raise SystemExit(
+                f"jaxppo: expected to be imported from {expected}, got {done.stdout}{done.stderr}"
+            )
 
     @contextlib.contextmanager
     def planted(self, defect: Defect) -> Iterator[None]:
@@ -161,7 +173,8 @@ class Copy:
         path = self._root / defect.file
         text, original = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(text.replace(defect.before, defect.after), encoding="utf-8")
-        # Python takes compiled code to be up to date where size and second of the last change are the same.
+        # Python takes compiled code to be up to date where size and second of the last change are
+        # the same.
         moment = original.st_mtime + next(self._seconds)
         os.utime(path, (moment, moment))
         try:
@@ -174,9 +187,23 @@ class Copy:
         """Return those of the files and folders that the checkout has."""
         return [name for name in tests if (self._root / name).exists()]
 
-    def run_tests(self, tests: Sequence[str], marks: str | None, options: Sequence[str], timeout_s: float) -> PytestRun:
+    def run_tests(
+        self, tests: Sequence[str], marks: str | None, options: Sequence[str], timeout_s: float
+    ) -> PytestRun:
         """Run pytest in a process of its own."""
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-rfE", *options, *tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "-rfE",
+            *options,
+            *tests,
+        ]
         start = time.monotonic()
         process = self._process = subprocess.Popen(
             [*command, *([] if marks is None else ["-m", marks])],
@@ -212,12 +239,15 @@ class Copy:
         """
         shutil.rmtree(self._cache, ignore_errors=True)
         self._cache.mkdir()
-        default = Path(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}")  # as in tests/conftest.py
+        # As in tests/conftest.py
+        default = Path(tempfile.gettempdir(), f"jaxppo-tests-{getpass.getuser()}")
         programs = Path(os.environ.get("JAXPPO_CACHE") or default).resolve() / "xla"
         programs.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._cache / "xla").symlink_to(programs)
         paths = os.pathsep.join(filter(None, [str(self._root), os.environ.get("PYTHONPATH")]))
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"
+        }
         return environment | {"PYTHONPATH": paths, "JAXPPO_CACHE": str(self._cache)}
 
 
@@ -249,7 +279,9 @@ def confirm(copy: Copy, outcomes: Sequence[Outcome]) -> list[Outcome]:
         tests = sorted({outcome.note for outcome in caught if outcome.defect.marks == marks})
         done = copy.run_tests(tests, marks, [], TIMEOUT_S + 60 * len(tests))
         if done.status not in (0, 1):
-            raise SystemExit(f"pytest: expected to run {len(tests)} tests, got status {done.status}\n{done.output}")
+            raise SystemExit(
+                f"pytest: expected to run {len(tests)} tests, got status {done.status}\n{done.output}"
+            )
         failing.update((marks, test) for test in FAILED_TEST.findall(done.output))
     return [
         outcome._replace(status=BROKEN, note=f"fails without it, too: {outcome.note}")
@@ -303,17 +335,26 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         lines.append(f"{area:12}" + "".join(f"{counts[area, status]:8}" for status in STATUSES))
     for status in (MISSED, STALE, BROKEN):
         of_status = [outcome for outcome in outcomes if outcome.status == status]
-        lines += [f"{status}: {outcome.defect.name}, {outcome.note or outcome.defect.about}" for outcome in of_status]
+        lines += [
+            f"{status}: {outcome.defect.name}, {outcome.note or outcome.defect.about}"
+            for outcome in of_status
+        ]
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 1 unless all defects are caught."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="names or areas; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
-    parser.add_argument("--checkout", type=Path, default=ROOT, help="whose package and tests; default: this one's")
-    parser.add_argument("--marks", help="which tests, as for pytest's -m; default: as the list says")
+    parser.add_argument(
+        "--checkout", type=Path, default=ROOT, help="whose package and tests; default: this one's"
+    )
+    parser.add_argument(
+        "--marks", help="which tests, as for pytest's -m; default: as the list says"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
     parser.add_argument("--dry_run", action="store_true", help="only look for the texts")
     options = parser.parse_args(argv)
@@ -325,12 +366,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(bool(stale))
     if options.marks is not None:
         defects = [defect._replace(marks=options.marks) for defect in defects]
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that copies are removed
+    # So that copies are removed
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     start = time.monotonic()
     outcomes = judge_all(checkout, defects, options.jobs)
     print(f"\n{summary(outcomes)}\n{time.monotonic() - start:.0f} s")
     if options.json is not None:
-        options.json.write_text(json.dumps([outcome.record() for outcome in outcomes], indent=2) + "\n")
+        options.json.write_text(
+            json.dumps([outcome.record() for outcome in outcomes], indent=2) + "\n"
+        )
     return int(any(outcome.status != CAUGHT for outcome in outcomes))
 
 

@@ -12,13 +12,19 @@ from table import cell
 
 def main(runs: list[Path]) -> None:
     """Print a line for the start and one for each run, split by split."""
-    results = {run.name: json.loads((run / "eval.json").read_text(encoding="utf-8")) for run in runs}
+    results = {
+        run.name: json.loads((run / "eval.json").read_text(encoding="utf-8")) for run in runs
+    }
     models = {"start": next(iter(results.values()))["before"]} | {
         name: result.get("after", result) for name, result in results.items()
     }
     for split, first in models["start"].items():
         domains = sorted(first["domains"])
-        print(f"| `{split}` | all | {' | '.join(domains)} |", f"|---{'|---' * (1 + len(domains))}|", sep="\n")
+        print(
+            f"| `{split}` | all | {' | '.join(domains)} |",
+            f"|---{'|---' * (1 + len(domains))}|",
+            sep="\n",
+        )
         for name, splits in models.items():
             of_domains = [splits[split]["domains"][domain] for domain in domains]
             print(f"| {name} | {' | '.join(map(cell, (splits[split], *of_domains)))} |")

@@ -25,23 +25,42 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from jaxppo import hf, reward_server
-from jaxppo.config import DataConfig, EvaluateConfig, RewardModelConfig, SelfTrainConfig, SFTConfig, TrainConfig
+from jaxppo.config import (
+    DataConfig,
+    EvaluateConfig,
+    RewardModelConfig,
+    SelfTrainConfig,
+    SFTConfig,
+    TrainConfig,
+)
 from jaxppo.config.sources import flatten, parse_cli
 from jaxppo.data import load_split
 from jaxppo.errors import JaxppoError
 from jaxppo.report.run_page import write_report
 
 MODEL = hf.ASSETS / "blocksworld-sft"
-NUMBERS = st.sampled_from([0, -1, 1, 3, 2**31, 2**63, 10**400, 0.5, -0.0, 1e-320, 1e308, float("inf"), float("nan")])
-TEXTS = st.sampled_from(["", " ", "\0", "\n", "a\nb", "\ud800", "\u202e", "é", "-1", "none", "../..", "[", "x" * 5000])
+NUMBERS = st.sampled_from(
+    [0, -1, 1, 3, 2**31, 2**63, 10**400, 0.5, -0.0, 1e-320, 1e308, float("inf"), float("nan")]
+)
+TEXTS = st.sampled_from(
+    ["", " ", "\0", "\n", "a\nb", "\ud800", "\u202e", "é", "-1", "none", "../..", "[", "x" * 5000]
+)
 PLAIN = st.none() | st.booleans() | NUMBERS | TEXTS | st.text(max_size=8)
-VALUES = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2))
+VALUES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2)
+)
 
 
 def places(value, at=()):
     """Every place in nested lists and mappings."""
     yield at
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, part in inner:
         yield from places(part, (*at, key))
 
@@ -69,7 +88,19 @@ def damaged(draw, content: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         at, size = draw(st.integers(0, max(0, len(content) - 1))), draw(st.integers(0, 40))
         content[at : at + size] = draw(
-            st.sampled_from([b"", b"\0", b"\xff", b"{", b'"', b"9" * 50, bytes(content[at : at + 80]), b"-1", b"[["])
+            st.sampled_from(
+                [
+                    b"",
+                    b"\0",
+                    b"\xff",
+                    b"{",
+                    b'"',
+                    b"9" * 50,
+                    bytes(content[at : at + 80]),
+                    b"-1",
+                    b"[[",
+                ]
+            )
         )
         if not draw(st.integers(0, 9)):
             del content[at:]
@@ -84,7 +115,12 @@ def maybe_damaged(draw, content: bytes) -> bytes:
     return damaged(draw, content) if draw(st.booleans()) else content
 
 
-CONFIGS = {"train": TrainConfig, "sft": SFTConfig, "reward_model": RewardModelConfig, "evaluate": EvaluateConfig}
+CONFIGS = {
+    "train": TrainConfig,
+    "sft": SFTConfig,
+    "reward_model": RewardModelConfig,
+    "evaluate": EvaluateConfig,
+}
 CONFIGS |= {"self_train": SelfTrainConfig}
 
 
@@ -98,7 +134,9 @@ def settings_in_yaml(draw, folder):
 
 def flags(draw, folder):
     command = draw(st.sampled_from(sorted(CONFIGS)))
-    names = [f"--{name}" for name in flatten(CONFIGS[command]()) if name not in ("config", "output_dir")]
+    names = [
+        f"--{name}" for name in flatten(CONFIGS[command]()) if name not in ("config", "output_dir")
+    ]
     word = st.sampled_from(names) | TEXTS | NUMBERS.map(str) | st.text(max_size=5)
     parse_cli(CONFIGS[command], command, draw(st.lists(word, max_size=5)))
 
@@ -112,7 +150,9 @@ def rows(draw, folder):
 
 
 def a_model_folder(draw, folder):
-    name = draw(st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "README.md"]))
+    name = draw(
+        st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "README.md"])
+    )
     shutil.copytree(MODEL, folder / "model", dirs_exist_ok=True)
     content = (MODEL / name).read_bytes()
     if name.endswith(".json") and len(content) < 100_000 and draw(st.booleans()):
@@ -125,11 +165,31 @@ def a_model_folder(draw, folder):
     hf.load_tokenizer(folder / "model")
 
 
-MEASURED = {"mean_reward": 0.5, "validity": {"rate": 0.5, "low": 0.2, "high": 0.8, "n": 4}, "by_domain": {}}
+MEASURED = {
+    "mean_reward": 0.5,
+    "validity": {"rate": 0.5, "low": 0.2, "high": 0.8, "n": 4},
+    "by_domain": {},
+}
 RUN = {
-    "metrics.jsonl": {"step": 1, "objective/kl": 0.5, "time/update_s": 1.0, "loss/policy": 0.1, "episode": 8},
-    "samples.jsonl": {"step": 1, "prompt": "p", "completion": "c", "score": 1.0, "reward_plan": 1.0},
-    "eval.json": {"headline_split": "test", "before": {"test": MEASURED}, "after": {"test": MEASURED}},
+    "metrics.jsonl": {
+        "step": 1,
+        "objective/kl": 0.5,
+        "time/update_s": 1.0,
+        "loss/policy": 0.1,
+        "episode": 8,
+    },
+    "samples.jsonl": {
+        "step": 1,
+        "prompt": "p",
+        "completion": "c",
+        "score": 1.0,
+        "reward_plan": 1.0,
+    },
+    "eval.json": {
+        "headline_split": "test",
+        "before": {"test": MEASURED},
+        "after": {"test": MEASURED},
+    },
 }
 
 
@@ -153,7 +213,12 @@ def refused_in_one_line():
         assert error.code == 0
 
 
-REQUEST = {"model": "model", "messages": ["pa", "qb"], "prompts": ["p", "q"], "completions": ["a", "b"]}
+REQUEST = {
+    "model": "model",
+    "messages": ["pa", "qb"],
+    "prompts": ["p", "q"],
+    "completions": ["a", "b"],
+}
 REQUEST |= {"completion_ids": [[1, 2], [3]], "columns": {"grade": [0.25, 0.5]}}
 
 
@@ -182,17 +247,23 @@ def request(draw, url):
     headers = {"Content-Type": "application/json"}
     answer = httpx2.post(url, content=body, headers=headers, timeout=60, trust_env=False)
     assert answer.status_code in (200, 400, 413, 422)
-    assert list(answer.json()) == ["error"] if answer.status_code != 200 else "scores" in answer.json()
+    assert (
+        list(answer.json()) == ["error"] if answer.status_code != 200 else "scores" in answer.json()
+    )
 
 
-READERS = {read.__name__: read for read in (settings_in_yaml, flags, rows, a_model_folder, a_run, request)}
+READERS = {
+    read.__name__: read for read in (settings_in_yaml, flags, rows, a_model_folder, a_run, request)
+}
 
 
 def hunt(name: str, target, examples: int, first_seed: int) -> None:
     """Give one reader many inputs; `target` is the folder it writes to, or the server's address."""
 
     @seed(first_seed)
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(
+        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     @given(data=st.data())
     def never_anything_else(data):
         with refused_in_one_line():
@@ -204,7 +275,9 @@ def hunt(name: str, target, examples: int, first_seed: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Hunt in every kind that is asked for; the first input that is neither read nor refused ends it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--examples", type=int, default=100, help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=READERS, default=list(READERS))

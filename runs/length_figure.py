@@ -24,7 +24,10 @@ def points(splits: dict[str, Any], domain: str) -> dict[str, dict[str, float]]:
         for label, bin_ in result["domains"][domain]["bins"].items():
             valid[label] += round(bin_["validity"]["rate"] * bin_["validity"]["n"])
             rows[label] += bin_["validity"]["n"]
-    known = sorted((label for label in rows if rows[label]), key=lambda label: int(label.partition("-")[0].rstrip("+")))
+    known = sorted(
+        (label for label in rows if rows[label]),
+        key=lambda label: int(label.partition("-")[0].rstrip("+")),
+    )
     return {label: wilson(valid[label], rows[label]) for label in known}
 
 
@@ -41,7 +44,9 @@ def main(run: Path, picture: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         for moment, colour in MOMENTS:
             bands = points(evaluation[moment], domain)
-            rates, low, high = ([100 * band[name] for band in bands.values()] for name in ("rate", "low", "high"))
+            rates, low, high = (
+                [100 * band[name] for band in bands.values()] for name in ("rate", "low", "high")
+            )
             axes.plot([*bands], rates, "o-", color=colour, label=moment)
             axes.fill_between([*bands], low, high, color=colour, alpha=0.2, linewidth=0)
     panels.flat[0].legend(frameon=False)

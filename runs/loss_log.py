@@ -11,5 +11,7 @@ done = 0
 for run in map(Path, sys.argv[1:]):
     records = [record for record in read_metrics(run / "metrics.jsonl") if "loss" in record]
     for end in range(100, len(records) + 1, 100):
-        print(f"{done + records[end - 1]['step']},{mean(record['loss'] for record in records[end - 100 : end]):.4f}")
+        print(
+            f"{done + records[end - 1]['step']},{mean(record['loss'] for record in records[end - 100 : end]):.4f}"
+        )
     done += len(records)

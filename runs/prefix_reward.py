@@ -17,5 +17,9 @@ def prefix(
     prompt_style: list[str],
 ) -> list[float]:
     """Score plans; takes no `log_metric`, since `plan` reports of the same completions already."""
-    columns = {"problem_pddl": problem_pddl, "reference_plan": reference_plan, "prompt_style": prompt_style}
+    columns = {
+        "problem_pddl": problem_pddl,
+        "reference_plan": reference_plan,
+        "prompt_style": prompt_style,
+    }
     return _score(prompts, completions, completion_ids, domain_pddl=domain_pddl, **columns)

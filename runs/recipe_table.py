@@ -24,7 +24,9 @@ def line(run: Path) -> str:
     name, _, seed = run.name.rpartition("-")
     seconds = sum(record[time] for record in records for time in TIMES)
     cells = [name, seed, f"{measure}, `{split}`", after[measure]["n"], cell(before), cell(after)]
-    return " | ".join(["", *map(str, cells), f"{records[-1]['objective/kl']:.1f}", f"{seconds:.0f} s", ""]).strip()
+    return " | ".join(
+        ["", *map(str, cells), f"{records[-1]['objective/kl']:.1f}", f"{seconds:.0f} s", ""]
+    ).strip()
 
 
 if __name__ == "__main__":

@@ -18,14 +18,23 @@ SPLIT = "test_longer"
 
 def measures(run: Path, after: dict[str, Any]) -> dict[str, Any]:
     """The figures of one run, whose results at its end are `after`."""
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    silent = [step["reward/zero_variance_groups"] for step in steps if "reward/zero_variance_groups" in step]
+    steps = [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    silent = [
+        step["reward/zero_variance_groups"]
+        for step in steps
+        if "reward/zero_variance_groups" in step
+    ]
     return {
         "valid": after["validity"]["rate"],
         "executable": after["executability"]["rate"],
         "length": after["length_ratio"]["mean"],
         "silent": fmean(silent) if silent else None,
-        "domains": {name: domain["validity"]["rate"] for name, domain in sorted(after["domains"].items())},
+        "domains": {
+            name: domain["validity"]["rate"] for name, domain in sorted(after["domains"].items())
+        },
     }
 
 
@@ -36,9 +45,22 @@ def main(folder: Path) -> None:
         results = json.loads(file.read_text(encoding="utf-8"))
         if "after" in results:  # else it has not ended
             algorithm, reward, seed = file.parent.name.split("-")
-            found.setdefault((algorithm, reward), {})[seed] = measures(file.parent, results["after"][SPLIT])
-    domains = sorted({name for runs in found.values() for run in runs.values() for name in run["domains"]})
-    heads = ("algorithm", "reward", "valid by seed", "mean", "executable", "length", "groups without signal", *domains)
+            found.setdefault((algorithm, reward), {})[seed] = measures(
+                file.parent, results["after"][SPLIT]
+            )
+    domains = sorted(
+        {name for runs in found.values() for run in runs.values() for name in run["domains"]}
+    )
+    heads = (
+        "algorithm",
+        "reward",
+        "valid by seed",
+        "mean",
+        "executable",
+        "length",
+        "groups without signal",
+        *domains,
+    )
     print(f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", sep="\n")
     percent = lambda values: f"{fmean(values):.1%}"  # noqa: E731
     for (algorithm, reward), by_seed in found.items():
@@ -55,7 +77,9 @@ def main(folder: Path) -> None:
         print(f"| {algorithm} | {reward} | {' | '.join(cells)} |")
     for (algorithm, reward), runs in found.items():
         others = found.get((algorithm, "valid"), {})
-        more = mean_interval([run["valid"] - others[seed]["valid"] for seed, run in runs.items() if seed in others])
+        more = mean_interval(
+            [run["valid"] - others[seed]["valid"] for seed, run in runs.items() if seed in others]
+        )
         if reward != "valid" and more["low"] is not None:
             mean, low, high = (100 * more[name] for name in ("mean", "low", "high"))
             print(

@@ -17,7 +17,13 @@ from pathlib import Path
 
 ASSETS = Path(__file__).parents[1] / "jaxppo" / "hf" / "assets" / "blocksworld-sft"
 
-NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+NAMES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
 LLAMAS = ("num_key_value_heads", "tie_word_embeddings", "model_type", "architectures")
 MODELS = {  # what `NAMES`, or `NAMES` and `LLAMAS`, are in their config.json
     "Pythia-160M": (768, 12, 12, 3072, 50304),
@@ -73,7 +79,11 @@ def memory_of(folder: Path, devices: int, flags: str) -> dict[str, float]:
     output = folder.parent / "run"
     done = subprocess.run(
         [sys.executable, *command.split(), "--output_dir", str(output)],
-        env=os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"},
+        env=os.environ
+        | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+        },
         capture_output=True,
         text=True,
         check=True,
@@ -91,14 +101,18 @@ def memory_of(folder: Path, devices: int, flags: str) -> dict[str, float]:
 
 def main() -> None:
     """Print the table."""
-    print("| model | devices | flags | throughout | sampling adds | learning adds | peak, GiB per device |")
+    print(
+        "| model | devices | flags | throughout | sampling adds | learning adds | peak, GiB per device |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name, devices, flags in ROWS:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / name
             write_shapes(folder, name)
             gib = memory_of(folder, devices, flags)
-        cells = " | ".join(f"{gib[column]:.1f}" for column in ("throughout", "sampling", "learning", "peak"))
+        cells = " | ".join(
+            f"{gib[column]:.1f}" for column in ("throughout", "sampling", "learning", "peak")
+        )
         print(f"| {name} | {devices} | {f'`{flags}`' if flags else ''} | {cells} |", flush=True)
 
 

@@ -29,7 +29,10 @@ from jaxppo.run.jsonl import read_metrics
 ROOT = Path(__file__).parents[1]
 MODULE = f"{Path(__file__).parent.name}.{Path(__file__).stem}"
 EPISODES = 8
-COUNTED = {f"reward/{name}" for name in ("val_audited", "val_disagreements", "val_failed", "errors", "timeouts")}
+COUNTED = {
+    f"reward/{name}"
+    for name in ("val_audited", "val_disagreements", "val_failed", "errors", "timeouts")
+}
 SETTINGS = """--preset tiny --num_sample_generations 0 --sizes test=4:4 test_longer=5:4 --batch_size 8
 --response_length 16 --num_ppo_epochs 1 --num_mini_batches 1 --save_steps 50 --save_total_limit 2
 --reward_funcs plan server {module}:unruly --reward_weights 1 0.1 0.1 --reward_server_columns
@@ -90,7 +93,9 @@ def observe(run: int, server: int, updates: int, temporary: Path) -> dict[str, f
     row |= {f"server: {name}": value for name, value in measure(server).items()}
     row["processes under the run"] = len(tree(run)) - 1
     # os.walk passes over what is removed meanwhile.
-    row["temporary files"] = sum(len(folders) + len(files) for _, folders, files in os.walk(temporary))
+    row["temporary files"] = sum(
+        len(folders) + len(files) for _, folders, files in os.walk(temporary)
+    )
     return row
 
 
@@ -107,8 +112,17 @@ def soak(folder: Path, updates: int, every: int, port: int) -> list[dict[str, fl
         SystemExit: the run or the server failed.
     """
     with tempfile.TemporaryDirectory() as temporary:
-        environment = os.environ | {"TMPDIR": temporary, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
-        started = [_start(["jaxppo.reward_server", "--port", port, "--reward_funcs", f"{MODULE}:steady"], environment)]
+        environment = os.environ | {
+            "TMPDIR": temporary,
+            "JAX_PLATFORMS": "cpu",
+            "HF_HUB_OFFLINE": "1",
+        }
+        started = [
+            _start(
+                ["jaxppo.reward_server", "--port", port, "--reward_funcs", f"{MODULE}:steady"],
+                environment,
+            )
+        ]
         try:
             (server,) = started
             _await_server(port, server)
@@ -162,23 +176,32 @@ def growth(rows: Sequence[dict[str, float]], name: str) -> tuple[float, float]:
 def speeds(rows: Sequence[dict[str, float]], name: str) -> list[float]:
     """What each stretch between two rows took per update."""
     pairs = pairwise(rows)
-    return [(after[name] - before[name]) / (after["updates"] - before["updates"]) for before, after in pairs]
+    return [
+        (after[name] - before[name]) / (after["updates"] - before["updates"])
+        for before, after in pairs
+    ]
 
 
 def summary(folder: Path, rows: Sequence[dict[str, float]]) -> list[str]:
     """Say what grew, and what the rewards met."""
     lines = []
-    for name in sorted(rows[0].keys() - {"updates", "time, s", "run: processor, s", "server: processor, s"}):
+    for name in sorted(
+        rows[0].keys() - {"updates", "time, s", "run: processor, s", "server: processor, s"}
+    ):
         first, last = growth(rows, name)
         lines.append(f"{name}: {first:.0f} in the first third, {last:.0f} in the last")
     for name in ("run: processor, s", "time, s"):
         taken = speeds(rows, name)
         third = max(1, len(taken) // 3)
         first, last = (sum(part) / len(part) for part in (taken[:third], taken[-third:]))
-        lines.append(f"{name}, per update: {first:.3f} in the first third, {last:.3f} in the last ({first / last:.1%})")
+        lines.append(
+            f"{name}, per update: {first:.3f} in the first third, {last:.3f} in the last ({first / last:.1%})"
+        )
     records = read_metrics(folder / "metrics.jsonl")
     for name in sorted({name for record in records for name in record} & COUNTED):
-        lines.append(f"{name}: {sum(record.get(name) or 0 for record in records):g} over all updates")
+        lines.append(
+            f"{name}: {sum(record.get(name) or 0 for record in records):g} over all updates"
+        )
     return lines
 
 
@@ -211,7 +234,9 @@ def draw(rows: Sequence[dict[str, float]], path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, write and say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--updates", type=int, default=2000)
     parser.add_argument("--every", type=int, default=100, help="updates between two measurements")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/soak"))

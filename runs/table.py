@@ -45,7 +45,9 @@ def cell(result: dict) -> str:
 
 def row(name: str, seed: str, splits: dict, seconds: str) -> str:
     """One line of the table."""
-    return f"| {name} | {seed} | {cell(splits['test'])} | {cell(splits['test_longer'])} | {seconds} |"
+    return (
+        f"| {name} | {seed} | {cell(splits['test'])} | {cell(splits['test_longer'])} | {seconds} |"
+    )
 
 
 def seconds_of(run: Path) -> str:
@@ -56,16 +58,32 @@ def seconds_of(run: Path) -> str:
 
 def main(folder: Path) -> None:
     """Print the rows of PPO, RLOO and the controls, seed by seed."""
-    print("| model | seed | `test` (4-5 blocks, n = 440) | `test_longer` (6 blocks, n = 1024) | processor s |")
+    print(
+        "| model | seed | `test` (4-5 blocks, n = 440) | `test_longer` (6 blocks, n = 1024) | processor s |"
+    )
     print("|---|---|---|---|---|")
     runs = sorted(folder.glob("ppo-[0-9]*"))
-    print(row("start: `blocksworld-sft`", "-", json.loads((runs[0] / "eval.json").read_text())["before"], "-"))
+    print(
+        row(
+            "start: `blocksworld-sft`",
+            "-",
+            json.loads((runs[0] / "eval.json").read_text())["before"],
+            "-",
+        )
+    )
     for kind, name in KINDS:
         for run in sorted(filter(Path.is_dir, folder.glob(f"{kind}-[0-9]*"))):
             results = json.loads((run / "eval.json").read_text())
             if "before" in results and "after" not in results:
                 continue  # it is still going on
-            print(row(name, run.name.rpartition("-")[2], results.get("after", results), seconds_of(run)))
+            print(
+                row(
+                    name,
+                    run.name.rpartition("-")[2],
+                    results.get("after", results),
+                    seconds_of(run),
+                )
+            )
 
 
 if __name__ == "__main__":

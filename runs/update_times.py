@@ -15,7 +15,9 @@ def row(folder: Path) -> str:
     episodes = records[1]["episode"] - records[0]["episode"]
     whole = median(episodes / record["throughput/samples_per_s"] for record in records)
     stages = (median(record.get(f"time/{name}_s", 0.0) for record in records) for name in STAGES)
-    return f"{folder.name}: {whole:.2f} s  " + "  ".join(f"{n} {s:.2f}" for n, s in zip(STAGES, stages, strict=True))
+    return f"{folder.name}: {whole:.2f} s  " + "  ".join(
+        f"{n} {s:.2f}" for n, s in zip(STAGES, stages, strict=True)
+    )
 
 
 if __name__ == "__main__":

@@ -61,13 +61,18 @@ class OutOfTimeError(Exception):
 def main(arguments: argparse.Namespace) -> None:
     """Read all pairs and print the tables."""
     pairs = list(sampled(arguments.collections, arguments.pairs))
-    print(f"{len(pairs)} pairs of {len({domain for domain, _ in pairs})} domain files", file=sys.stderr)
+    print(
+        f"{len(pairs)} pairs of {len({domain for domain, _ in pairs})} domain files",
+        file=sys.stderr,
+    )
     start = time.monotonic()
     rows = []
     earlier = val_outcomes(arguments.val_from)
     output = arguments.output.open("w", encoding="utf-8") if arguments.output else None
     for number, (domain, problem) in enumerate(pairs, 1):
-        theirs = earlier.get((str(domain), str(problem))) or ask_val(domain, problem, arguments.timeout_s)
+        theirs = earlier.get((str(domain), str(problem))) or ask_val(
+            domain, problem, arguments.timeout_s
+        )
         row = {
             "domain": str(domain),
             "problem": str(problem),
@@ -128,10 +133,18 @@ def domain_of(problem: File, domains_in: dict[Path, list[File]], collection: Pat
     """
     folder = problem.path.parent
     while True:
-        found = [*domains_in[folder], *domains_in[folder / "domains"], *domains_in[folder / "domain"]]
+        found = [
+            *domains_in[folder],
+            *domains_in[folder / "domains"],
+            *domains_in[folder / "domain"],
+        ]
         if found:
             best = max(found, key=lambda domain: fit(problem, domain))
-            return best.path if len(found) == 1 or fit(problem, best)[0] or best.path.name == "domain.pddl" else None
+            return (
+                best.path
+                if len(found) == 1 or fit(problem, best)[0] or best.path.name == "domain.pddl"
+                else None
+            )
         if folder == collection:
             return None
         folder = folder.parent
@@ -176,7 +189,8 @@ def read_here(domain: Path, problem: Path, timeout_s: float) -> Outcome:
         raise OutOfTimeError
 
     signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, timeout_s)  # of processor time: the machine may do other things
+    # Of processor time: the machine may do other things
+    signal.setitimer(signal.ITIMER_PROF, timeout_s)
     try:
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in (domain, problem)]
         verdict = execute(parse_problem(texts[1], parse_domain(texts[0])), ())
@@ -194,8 +208,12 @@ def read_here(domain: Path, problem: Path, timeout_s: float) -> Outcome:
 
 def clear_caches() -> None:
     """Forget what was read, so that memory holds one pair."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("jaxppo.planning.")]
-    for function in {id(value): value for module in modules for value in vars(module).values()}.values():
+    modules = [
+        module for name, module in sys.modules.items() if name.startswith("jaxppo.planning.")
+    ]
+    for function in {
+        id(value): value for module in modules for value in vars(module).values()
+    }.values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
 
@@ -211,7 +229,8 @@ def ask_val(domain: Path, problem: Path, timeout_s: float) -> Outcome:
 
     try:
         _, parsed = tail_of(
-            [validate.with_name(validate.name.replace("Validate", "Parser")), domain, problem], timeout_s
+            [validate.with_name(validate.name.replace("Validate", "Parser")), domain, problem],
+            timeout_s,
         )
         with tempfile.NamedTemporaryFile(suffix=".plan") as plan:
             code, judged = tail_of([validate, domain, problem, plan.name], timeout_s)
@@ -219,7 +238,11 @@ def ask_val(domain: Path, problem: Path, timeout_s: float) -> Outcome:
         return outcome("out of time")
     errors = re.findall(r"line: \d+: Error: (.*)", parsed)
     reason = "; ".join(dict.fromkeys(without_names(error) for error in errors))
-    if "Plan valid" in judged or "Goal not satisfied" in judged or "Plan executed successfully" in judged:
+    if (
+        "Plan valid" in judged
+        or "Goal not satisfied" in judged
+        or "Plan executed successfully" in judged
+    ):
         return outcome("read with errors" if errors else "read", reason, "Plan valid" in judged)
     refused = re.search(r"(Type p|P)roblem in (domain|problem) \w+!", judged)
     if refused:
@@ -231,7 +254,11 @@ def tail_of(command: Sequence[Path | str], timeout_s: float) -> tuple[int, str]:
     """Run a program; return its exit status and the end of what it prints (a parser prints all it has read)."""
     with tempfile.TemporaryFile() as output:
         code = subprocess.run(
-            [*map(str, command)], stdout=output, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
+            [*map(str, command)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
         ).returncode
         output.seek(max(0, output.tell() - TAIL))
         return code, output.read().decode("utf-8", errors="replace")
@@ -249,8 +276,14 @@ def print_tables(rows: Sequence[dict], seconds: float) -> None:
     largest = max((Path(file).stat().st_size, file) for file in files)
     memory_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     slowest = max(rows, key=lambda row: row["here"]["seconds"])
-    print(f"{len(rows)} pairs of {len({row['domain'] for row in rows})} domain files, {seconds:.0f} s; ", end="")
-    print(f"largest file {largest[0]} bytes ({Path(largest[1]).name}); at most {memory_mib:.0f} MiB; ", end="")
+    print(
+        f"{len(rows)} pairs of {len({row['domain'] for row in rows})} domain files, {seconds:.0f} s; ",
+        end="",
+    )
+    print(
+        f"largest file {largest[0]} bytes ({Path(largest[1]).name}); at most {memory_mib:.0f} MiB; ",
+        end="",
+    )
     print(f"longest here {slowest['here']['seconds']} s ({Path(slowest['problem']).name})\n")
     kinds = Counter((row["val"]["kind"], row["here"]["kind"]) for row in rows)
     print("| VAL | here | pairs |", "|---|---|---|", sep="\n")
@@ -260,20 +293,34 @@ def print_tables(rows: Sequence[dict], seconds: float) -> None:
     for row in rows:
         theirs, ours = row["val"], row["here"]
         if theirs["kind"] != ours["kind"]:
-            reasons[theirs["kind"], theirs["reason"], ours["kind"], without_names(ours["reason"])].append(row)
+            reasons[
+                theirs["kind"], theirs["reason"], ours["kind"], without_names(ours["reason"])
+            ].append(row)
         elif theirs["valid"] != ours["valid"]:
-            reasons["empty plan", str(theirs["valid"]), "empty plan", str(ours["valid"])].append(row)
-    print("\n| VAL | its reason | here | our reason | pairs | for example |", "|---|---|---|---|---|---|", sep="\n")
+            reasons["empty plan", str(theirs["valid"]), "empty plan", str(ours["valid"])].append(
+                row
+            )
+    print(
+        "\n| VAL | its reason | here | our reason | pairs | for example |",
+        "|---|---|---|---|---|---|",
+        sep="\n",
+    )
     for key, found in sorted(reasons.items(), key=lambda item: (item[0][0], -len(item[1]))):
         example = "/".join(Path(found[0]["domain"]).parts[-4:])
-        print(f"| {' | '.join(cell[:160].replace('|', ' ') for cell in key)} | {len(found)} | `{example}` |")
+        print(
+            f"| {' | '.join(cell[:160].replace('|', ' ') for cell in key)} | {len(found)} | `{example}` |"
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("collections", nargs="+", type=Path)
     parser.add_argument("--pairs", type=int, default=3, help="problems for each domain file")
-    parser.add_argument("--timeout_s", type=float, default=20.0, help="limit of each program on a pair")
+    parser.add_argument(
+        "--timeout_s", type=float, default=20.0, help="limit of each program on a pair"
+    )
     parser.add_argument("--output", type=Path, help="a JSONL file with a line for each pair")
     parser.add_argument("--val_from", type=Path, help="such a file, for what VAL says")
     main(parser.parse_args())

@@ -7,8 +7,21 @@ field, and unique over all groups.
 from jaxppo.config import old_settings, paths, reading, redact, sources
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm
 from jaxppo.config.checks import JsonMapping, Validator, is_repo_id, require, require_repo_id
-from jaxppo.config.commands import EvaluateConfig, ExportConfig, RepairConfig, ReportConfig, RewardServerConfig
-from jaxppo.config.data import DEFAULT_PROMPT_LENGTH, SPLITS, CurriculumConfig, DataConfig, StreamingConfig, parse_sizes
+from jaxppo.config.commands import (
+    EvaluateConfig,
+    ExportConfig,
+    RepairConfig,
+    ReportConfig,
+    RewardServerConfig,
+)
+from jaxppo.config.data import (
+    DEFAULT_PROMPT_LENGTH,
+    SPLITS,
+    CurriculumConfig,
+    DataConfig,
+    StreamingConfig,
+    parse_sizes,
+)
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig

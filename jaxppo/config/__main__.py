@@ -63,7 +63,9 @@ python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test
 
 def markdown_page() -> str:
     """Write the page: commands, the groups of settings that they share, their own settings, and presets."""
-    groups = dict.fromkeys(group for command in COMMANDS.values() for group in groups_of(command).values())
+    groups = dict.fromkeys(
+        group for command in COMMANDS.values() for group in groups_of(command).values()
+    )
     sections = [_INTRODUCTION + _commands(), *map(_group_section, groups)]
     sections += [_command_section(name, command) for name, command in COMMANDS.items()]
     return "\n".join(sections) + "\n" + _presets()
@@ -79,7 +81,9 @@ def _commands() -> str:
 
 
 def _group_section(group: type) -> str:
-    commands = {name: command for name, command in COMMANDS.items() if group in groups_of(command).values()}
+    commands = {
+        name: command for name, command in COMMANDS.items() if group in groups_of(command).values()
+    }
     text = f"## {group.__name__}\n\n{_summary(group)} Of {', '.join(f'`{name}`' for name in commands)}.\n\n"
     text += _table(group(), [spec.name for spec in dataclasses.fields(group) if has_flag(spec)])
     for name, command in commands.items():
@@ -97,7 +101,9 @@ def _in_python(settings: type) -> str:
 
 
 def _command_section(name: str, command: type) -> str:
-    text = f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), setting_names(command))}"
+    text = (
+        f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), setting_names(command))}"
+    )
     text += _in_python(command)
     for field, group in groups_of(command).items():
         settings = getattr(command(), field)
@@ -113,7 +119,9 @@ def _command_section(name: str, command: type) -> str:
 
 
 def _presets() -> str:
-    text = "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default.\n"
+    text = (
+        "## Presets\n\nNamed settings that come with jaxppo; what they leave out has its default.\n"
+    )
     text += "One that names others in `preset` goes over them, the later over the earlier; `data/NAME` is a data set\n"
     text += "for several commands.\n"
     for command in [*COMMANDS, "data"]:
@@ -141,7 +149,8 @@ def _markdown(text: str) -> str:
     """Plain text as the cell of a table; names of pages become links."""
     cell = ""
     for part in re.split(r"(`[^`]*`)", " ".join(text.split())):
-        # Code stays as it is; in the text around it, characters are escaped that Markdown would read.
+        # Code stays as it is; in the text around it, characters are escaped that Markdown would
+        # read.
         if not part.startswith("`"):
             part = re.sub(r"([*<])", r"\\\1", part)
             part = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", part)

@@ -40,7 +40,9 @@ def require_finite(config: object, *names: str) -> None:
 def require_fraction(config: object, *names: str) -> None:
     """Raise a `ConfigError` unless every named field is in [0, 1]."""
     for name in names:
-        require(0.0 <= getattr(config, name) <= 1.0, name, "a number in [0, 1]", getattr(config, name))
+        require(
+            0.0 <= getattr(config, name) <= 1.0, name, "a number in [0, 1]", getattr(config, name)
+        )
 
 
 def require_divisible(name: str, value: int, by_name: str, by: int) -> None:
@@ -51,7 +53,8 @@ def require_divisible(name: str, value: int, by_name: str, by: int) -> None:
 
 def is_repo_id(value: str) -> bool:
     """Return whether the Hugging Face hub allows a name for a repository, with its user or without."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id  # slow to import, and seldom needed
+    # Slow to import, and seldom needed
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
         validate_repo_id(value)
@@ -89,7 +92,9 @@ def choices(names: Collection[str]) -> PrimitiveConstructorSpec[str]:
 
 def require_choice(config: object, name: str, names: Collection[str]) -> None:
     """Raise a `ConfigError` unless the named field is one of the names of a table."""
-    require(getattr(config, name) in names, name, f"one of {', '.join(names)}", getattr(config, name))
+    require(
+        getattr(config, name) in names, name, f"one of {', '.join(names)}", getattr(config, name)
+    )
 
 
 def _from_json(text: str) -> Any:

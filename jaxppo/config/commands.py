@@ -8,7 +8,14 @@ from typing import ClassVar, Literal
 
 import tyro
 
-from jaxppo.config.checks import ComputeDtype, Validator, python_only, require, require_finite, require_positive
+from jaxppo.config.checks import (
+    ComputeDtype,
+    Validator,
+    python_only,
+    require,
+    require_finite,
+    require_positive,
+)
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.reward import RewardConfig
@@ -30,13 +37,22 @@ class RepairConfig:
     """Temperature of the rounds after the first answer; default: eval_temperature."""
 
     def __post_init__(self) -> None:
-        require(self.repair_rounds >= 0, "repair_rounds", "an integer of at least 0", self.repair_rounds)
+        require(
+            self.repair_rounds >= 0, "repair_rounds", "an integer of at least 0", self.repair_rounds
+        )
         if self.repair_temperature is not None:
             require_finite(self, "repair_temperature")
         if self.repair_rounds == 0:
-            require(self.repair_with == "reason", "repair_with", "reason without repair_rounds", self.repair_with)
+            require(
+                self.repair_with == "reason",
+                "repair_with",
+                "reason without repair_rounds",
+                self.repair_with,
+            )
             temperature = self.repair_temperature
-            require(temperature is None, "repair_temperature", "None without repair_rounds", temperature)
+            require(
+                temperature is None, "repair_temperature", "None without repair_rounds", temperature
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +142,36 @@ class EvaluateConfig:
         require(len(set(splits)) == len(splits), "eval_splits", "each split once", splits)
         # The results file has these two keys beside those of the splits.
         reserved = [split for split in splits if split in ("comparison", "compared_with")]
-        require(not reserved, "eval_splits", "other names than comparison and compared_with", reserved)
+        require(
+            not reserved, "eval_splits", "other names than comparison and compared_with", reserved
+        )
         if self.decoder != "plain":
             require(self.plans is None, "decoder", "plain without a model", self.decoder)
             greedy = self.num_samples == 1 and self.evaluation.eval_temperature == 0.0
-            require(greedy, "decoder", "plain with num_samples or eval_temperature: others are greedy", self.decoder)
+            require(
+                greedy,
+                "decoder",
+                "plain with num_samples or eval_temperature: others are greedy",
+                self.decoder,
+            )
             functions = self.reward.reward_funcs
-            require(functions == ("plan",), "decoder", f"plain with reward_funcs {' '.join(functions)}", self.decoder)
+            require(
+                functions == ("plan",),
+                "decoder",
+                f"plain with reward_funcs {' '.join(functions)}",
+                self.decoder,
+            )
             is_default = not sampling.stop_strings and sampling.repetition_penalty == 1.0
-            require(is_default, "decoder", "plain with stop_strings or repetition_penalty", self.decoder)
+            require(
+                is_default, "decoder", "plain with stop_strings or repetition_penalty", self.decoder
+            )
         if self.repair.repair_rounds:
             self._check_repair()
         if self.num_samples > 1:
             temperature = self.evaluation.eval_temperature
-            requirement = "a number above 0 with num_samples above 1: greedy samples are all the same"
+            requirement = (
+                "a number above 0 with num_samples above 1: greedy samples are all the same"
+            )
             require(temperature > 0.0, "eval_temperature", requirement, temperature)
 
     @property
@@ -159,13 +191,21 @@ class EvaluateConfig:
         require(self.compare_with is None, "repair_rounds", "0 with compare_with", rounds)
         require(self.decoder == "plain", "repair_rounds", f"0 with decoder {self.decoder}", rounds)
         require(self.num_samples == 1, "repair_rounds", "0 with num_samples above 1", rounds)
-        require(functions == ("plan",), "repair_rounds", f"0 with reward_funcs {' '.join(functions)}", rounds)
+        require(
+            functions == ("plan",),
+            "repair_rounds",
+            f"0 with reward_funcs {' '.join(functions)}",
+            rounds,
+        )
         temperature = self.repair.repair_temperature
         if temperature is None:
             temperature = self.evaluation.eval_temperature
         requirement = "a number above 0 with repair_with nothing: greedy answers to the same prompt are all the same"
         require(
-            self.repair.repair_with != "nothing" or temperature > 0.0, "repair_temperature", requirement, temperature
+            self.repair.repair_with != "nothing" or temperature > 0.0,
+            "repair_temperature",
+            requirement,
+            temperature,
         )
 
     def _check_sources(self) -> None:
@@ -184,33 +224,61 @@ class EvaluateConfig:
         compares = self.compare_with is not None
         if reads_plans or compares:
             functions = self.reward.reward_funcs
-            require(functions == ("plan",), "reward_funcs", "plan alone with plans or compare_with", functions)
+            require(
+                functions == ("plan",),
+                "reward_funcs",
+                "plan alone with plans or compare_with",
+                functions,
+            )
         self._check_answers()
         allowed = self.allow_unmatched_plans
-        require(reads_plans or not allowed, "allow_unmatched_plans", "False without a file of plans", allowed)
+        require(
+            reads_plans or not allowed,
+            "allow_unmatched_plans",
+            "False without a file of plans",
+            allowed,
+        )
         label = self.compare_label
         require(compares or label is None, "compare_label", "None without compare_with", label)
         has_models = self.plans is None or (compares and not files)
-        require(self.num_samples == 1 or has_models, "num_samples", "1 without a model", self.num_samples)
+        require(
+            self.num_samples == 1 or has_models,
+            "num_samples",
+            "1 without a model",
+            self.num_samples,
+        )
 
     def _check_answers(self) -> None:
         if self.judges_answers:
-            require(self.compare_with is None, "compare_with", "none with files of answers", self.compare_with)
+            require(
+                self.compare_with is None,
+                "compare_with",
+                "none with files of answers",
+                self.compare_with,
+            )
             allowed = self.allow_unmatched_plans
             require(not allowed, "allow_unmatched_plans", "False with files of answers", allowed)
             rows = self.evaluation.eval_rows
-            require(rows is None, "eval_rows", "none with files of answers, which are all judged", rows)
+            require(
+                rows is None, "eval_rows", "none with files of answers, which are all judged", rows
+            )
             return
         for name in ("pddl_dir", "columns"):
             require(getattr(self, name) is None, name, "None without plans", getattr(self, name))
-        require(self.extract == "strict", "extract", "strict without pddl_dir or columns", self.extract)
+        require(
+            self.extract == "strict", "extract", "strict without pddl_dir or columns", self.extract
+        )
 
     @property
     def judges_answers(self) -> bool:
         """Whether `plans` are answers to problems of their own, and not to the rows of the data set."""
         if self.plans is None:
             return False
-        return self.pddl_dir is not None or self.columns is not None or not self.plans.endswith(".jsonl")
+        return (
+            self.pddl_dir is not None
+            or self.columns is not None
+            or not self.plans.endswith(".jsonl")
+        )
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -246,7 +314,9 @@ class ExportConfig:
     """Print results and warnings only."""
 
     def __post_init__(self) -> None:
-        well_formed = re.fullmatch(r"[1-9]\d*\s*[KMGT]B", self.max_shard_size, re.IGNORECASE) is not None
+        well_formed = (
+            re.fullmatch(r"[1-9]\d*\s*[KMGT]B", self.max_shard_size, re.IGNORECASE) is not None
+        )
         require(well_formed, "max_shard_size", "a size such as 5GB or 200MB", self.max_shard_size)
 
     @property
@@ -282,12 +352,30 @@ class RewardServerConfig:
     def __post_init__(self) -> None:
         require(0 <= self.port < 2**16, "port", "a port, or 0 for a free one", self.port)
         require(self.max_waiting >= 0, "max_waiting", "an integer of at least 0", self.max_waiting)
-        require(0 < self.max_body_mib < math.inf, "max_body_mib", "a finite number above 0", self.max_body_mib)
+        require(
+            0 < self.max_body_mib < math.inf,
+            "max_body_mib",
+            "a finite number above 0",
+            self.max_body_mib,
+        )
         require_positive(self, "workers")
-        requirement = "one function: a client asks a server for one score, and can weigh it with others"
-        require(len(self.reward.reward_funcs) == 1, "reward_funcs", requirement, self.reward.reward_funcs)
+        requirement = (
+            "one function: a client asks a server for one score, and can weigh it with others"
+        )
+        require(
+            len(self.reward.reward_funcs) == 1,
+            "reward_funcs",
+            requirement,
+            self.reward.reward_funcs,
+        )
         default = RewardConfig()
-        for name in ("reward_weights", "reward_timeout_s", "reward_workers", "on_error", "on_timeout"):
+        for name in (
+            "reward_weights",
+            "reward_timeout_s",
+            "reward_workers",
+            "on_error",
+            "on_timeout",
+        ):
             value = getattr(self.reward, name)
             default_value = getattr(default, name)
             requirement = f"{default_value}: it is a setting of the run that asks the server"

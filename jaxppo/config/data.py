@@ -26,15 +26,37 @@ SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of generated data."""
 
 DEFAULT_PARTS = {
-    "sizes": {"train": "3:2000,4:6000,5:24000", "rl": "5:400,6:2600", "test": "4:40,5:400", "test_longer": "6:1024"},
+    "sizes": {
+        "train": "3:2000,4:6000,5:24000",
+        "rl": "5:400,6:2600",
+        "test": "4:40,5:400",
+        "test_longer": "6:1024",
+    },
     "stream_lengths": {"train": "1-10", "test_longer": "12-20"},
     "stream_rows": {"rl": "500", "test": "50"},
 }
 """Settings of KEY=VALUE words, one for each split or domain, of which a file or flag may change some: the defaults."""
 
-TOKENIZER_ARGUMENTS = ("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message")
-TOKENIZER_ARGUMENTS += ("tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict")
-TOKENIZER_ARGUMENTS += ("return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens")
+TOKENIZER_ARGUMENTS = (
+    "conversation",
+    "messages",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+TOKENIZER_ARGUMENTS += (
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+)
+TOKENIZER_ARGUMENTS += (
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+    "sanitize_control_tokens",
+)
 """What `apply_chat_template` takes for itself, so that it is no argument of the template."""
 
 
@@ -109,10 +131,13 @@ class DataConfig:
             requirement = "1 <= input_min_text_length <= input_max_text_length, or neither"
             require(fits, "input_min_text_length, input_max_text_length", requirement, (low, high))
             requirement = "None or False with input_max_text_length: text to be continued is no turn of a chat"
-            require(not self.use_chat_template, "use_chat_template", requirement, self.use_chat_template)
+            require(
+                not self.use_chat_template, "use_chat_template", requirement, self.use_chat_template
+            )
             requirement = "0 with input_max_text_length: text to be continued has no examples"
             require(self.n_shots == 0, "n_shots", requirement, self.n_shots)
-        # From here on the fields hold every part, also those left to the defaults, and config.yaml has them all.
+        # From here on the fields hold every part, also those left to the defaults, and config.yaml
+        # has them all.
         for name, defaults in DEFAULT_PARTS.items():
             object.__setattr__(self, name, merge_parts(name, defaults, getattr(self, name)))
         for split in SPLITS:
@@ -140,8 +165,18 @@ class DataConfig:
         else:
             requirement = "False with a stream, whose prompts are not known before"
             require(not self.filter_overlong_prompts, "filter_overlong_prompts", requirement, True)
-            require(self.n_shots == 0, "n_shots", "0 with a stream, whose split train is endless", self.n_shots)
-            require(self.dataset_config is None, "dataset_config", "none with a stream", self.dataset_config)
+            require(
+                self.n_shots == 0,
+                "n_shots",
+                "0 with a stream, whose split train is endless",
+                self.n_shots,
+            )
+            require(
+                self.dataset_config is None,
+                "dataset_config",
+                "none with a stream",
+                self.dataset_config,
+            )
 
     def part(self, name: str, key: str) -> str | None:
         """Return the value of a split or domain in `sizes`, `stream_lengths` or `stream_rows`; None without one."""
@@ -160,7 +195,8 @@ class DataConfig:
 
     def lengths_of(self, split: str) -> str | None:
         """Return the lengths of a stream's plans in a split; None for a split that a stream does not have."""
-        # Test problems are as long as those of training, and so are those of rl, unless it has lengths of its own.
+        # Test problems are as long as those of training, and so are those of rl, unless it has
+        # lengths of its own.
         if split == "test" or (split == "rl" and not self.part("stream_lengths", "rl")):
             split = "train"
         return self.part("stream_lengths", split)
@@ -180,7 +216,9 @@ class DataConfig:
     @property
     def numbers_objects(self) -> bool:
         """Whether objects are numbered as the prompt mentions them."""
-        return self.stream_domains is not None if self.number_objects is None else self.number_objects
+        return (
+            self.stream_domains is not None if self.number_objects is None else self.number_objects
+        )
 
     @property
     def stream_domains(self) -> tuple[str, ...] | None:
@@ -199,7 +237,12 @@ class DataConfig:
             return None
         if chosen is None:
             return self.eval_splits[-1]
-        require(chosen in self.eval_splits, "headline_split", f"one of eval_splits {self.eval_splits}", chosen)
+        require(
+            chosen in self.eval_splits,
+            "headline_split",
+            f"one of eval_splits {self.eval_splits}",
+            chosen,
+        )
         return chosen
 
     @property
@@ -227,7 +270,12 @@ class CurriculumConfig:
     another number of them in each, drawn by data_seed: a model that fails at whole plans learns their ends first."""
 
     def __post_init__(self) -> None:
-        require(self.reference_prefixes >= 0, "reference_prefixes", "0 or a positive number", self.reference_prefixes)
+        require(
+            self.reference_prefixes >= 0,
+            "reference_prefixes",
+            "0 or a positive number",
+            self.reference_prefixes,
+        )
         finite = math.isfinite(self.curriculum_success)
         require(finite, "curriculum_success", "a finite number", self.curriculum_success)
         fits = 0.0 < self.curriculum_threshold <= 1.0
@@ -261,8 +309,18 @@ class StreamingConfig:
         if not self.streaming:
             return
         is_generated = data.dataset == "blocksworld" or data.stream_domains is not None
-        require(not is_generated, "streaming", f"False with dataset {data.dataset}, whose rows are drawn", True)
-        require(data.n_shots == 0, "n_shots", "0 with streaming, as examples come from all rows", data.n_shots)
+        require(
+            not is_generated,
+            "streaming",
+            f"False with dataset {data.dataset}, whose rows are drawn",
+            True,
+        )
+        require(
+            data.n_shots == 0,
+            "n_shots",
+            "0 with streaming, as examples come from all rows",
+            data.n_shots,
+        )
         max_text_length = data.input_max_text_length
         requirement = "None with streaming, as lengths are drawn for all rows"
         require(max_text_length is None, "input_max_text_length", requirement, max_text_length)
@@ -284,7 +342,8 @@ def merge_parts(name: str, defaults: Mapping[str, str], words: Sequence[str]) ->
         key, equals, value = word.partition("=")
         require(bool(key and equals and value), name, "KEY=VALUE", word)
         parts[key] = value
-    # Splits in their own order, then domains: configurations that mean the same are equal, however they were written.
+    # Splits in their own order, then domains: configurations that mean the same are equal, however
+    # they were written.
     keys = dict.fromkeys(key for key in (*SPLITS, *parts) if key in parts)
     return tuple(f"{key}={parts[key]}" for key in keys)
 

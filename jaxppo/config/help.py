@@ -32,7 +32,8 @@ def _print_help(config_class: Any, command: str, names: list[str], everything: b
         for part in _parts(config_class, command, names, everything):
             print(part, flush=True)
     except BrokenPipeError:  # the reader has enough, as in `--help | head`
-        # Python writes out standard output once more at exit, which would fail again: into nothing with it.
+        # Python writes out standard output once more at exit, which would fail again: into nothing
+        # with it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
@@ -54,7 +55,9 @@ def _parts(config_class: Any, command: str, names: list[str], everything: bool) 
             yield f"{group.__name__}: {summary(group)}\n\n" + "\n".join(texts)
 
 
-def _setting_texts(config_class: Any, names: Collection[str], with_groups: bool = True) -> Iterator[tuple[str, str]]:
+def _setting_texts(
+    config_class: Any, names: Collection[str], with_groups: bool = True
+) -> Iterator[tuple[str, str]]:
     """Yield the settings of a class, with or without those of its groups, each with its lines of help."""
     text_by_name = meanings(config_class)
     config = config_class()
@@ -73,17 +76,26 @@ def _setting_texts(config_class: Any, names: Collection[str], with_groups: bool 
 
 def groups_of(config_class: Any) -> dict[str, Any]:
     """Return the fields of a command that are groups of settings, each with the class of its group."""
-    return {spec.name: spec.type for spec in dataclasses.fields(config_class) if dataclasses.is_dataclass(spec.type)}
+    return {
+        spec.name: spec.type
+        for spec in dataclasses.fields(config_class)
+        if dataclasses.is_dataclass(spec.type)
+    }
 
 
 def meanings(settings: Any) -> dict[str, str]:
     """Return what the text under each field of a class says, on one line each."""
-    # Python keeps no docstrings of fields: they are read from the source, where each is the statement after its field.
+    # Python keeps no docstrings of fields: they are read from the source, where each is the
+    # statement after its field.
     (definition,) = ast.parse(inspect.getsource(settings)).body
     assert isinstance(definition, ast.ClassDef)
     text_by_name = {}
     for field, text in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+        ):
             text_by_name[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
     return text_by_name
 
@@ -118,7 +130,11 @@ def type_text(annotation: Any, words: TypeWords) -> str:
         return words.choices(arguments)
     if origin is Annotated:  # `checks.choices`, or a mapping
         names = arguments[1].metavar
-        return words.choices(names.strip("{}").split(",")) if names.startswith("{") else words.basic[dict]
+        return (
+            words.choices(names.strip("{}").split(","))
+            if names.startswith("{")
+            else words.basic[dict]
+        )
     if origin in (Union, types.UnionType):
         kinds = [type_text(argument, words) for argument in arguments if argument is not type(None)]
         if words.none is not None and type(None) in arguments:

@@ -24,7 +24,8 @@ class OldSetting(NamedTuple):
         value = tuple(value) if isinstance(value, list) else value
         # In Python 0 == False and 1 == True: a switch is compared with switches alone.
         return any(
-            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral_values
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+            for neutral in self.neutral_values
         )
 
 
@@ -41,7 +42,8 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
     moved: dict[str, list[str]] = {}
     for name, value in values.items():
         setting = OLD_SETTINGS.get(name)
-        # `stream_lengths` is an old name and a present one: text was the old form, a list of KEY=VALUE is the new one.
+        # `stream_lengths` is an old name and a present one: text was the old form, a list of
+        # KEY=VALUE is the new one.
         is_old = name not in names or (name == "stream_lengths" and isinstance(value, str))
         if setting is None or not is_old:
             result[name] = value
@@ -49,12 +51,17 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
             continue
         elif setting.moved_to is not None:
             successor, key = setting.moved_to
-            words = [f"{key}={value}"] if key else [word.replace(":", "=", 1) for word in as_list(value)]
+            words = (
+                [f"{key}={value}"]
+                if key
+                else [word.replace(":", "=", 1) for word in as_list(value)]
+            )
             moved.setdefault(successor, []).extend(words)
         else:
             result[name] = value
     for successor, words in moved.items():
-        # Old words come first, so that a file which names both forms means the present one: the last counts.
+        # Old words come first, so that a file which names both forms means the present one: the
+        # last counts.
         result[successor] = [*words, *as_list(result.get(successor) or ())]
     return result
 
@@ -98,11 +105,19 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     ),
     "max_resample": OldSetting("it went with dynamic_sampling", (3,)),
     "importance_cap": OldSetting("policy/sampler_gap_max says how far the sampler is off"),
-    "lam_value": OldSetting("it made no difference (docs/results.md); --lam is that of the returns, too"),
+    "lam_value": OldSetting(
+        "it made no difference (docs/results.md); --lam is that of the returns, too"
+    ),
     "value_warmup_updates": OldSetting("it made no difference (docs/results.md)", (0,)),
-    "length_penalty": OldSetting("write a module:function for --reward_funcs (docs/own_reward.md)", (0.0,)),
+    "length_penalty": OldSetting(
+        "write a module:function for --reward_funcs (docs/own_reward.md)", (0.0,)
+    ),
     "reward_level": OldSetting("its gain was within the intervals (docs/results.md)", ("outcome",)),
-    "soft_punish_cache": OldSetting("write a module:function for --reward_funcs (docs/own_reward.md)"),
-    "greater_is_better": OldSetting("a metric_for_best_model that ends with loss is best where it is lowest", (True,)),
+    "soft_punish_cache": OldSetting(
+        "write a module:function for --reward_funcs (docs/own_reward.md)"
+    ),
+    "greater_is_better": OldSetting(
+        "a metric_for_best_model that ends with loss is best where it is lowest", (True,)
+    ),
 }
 """Name -> what became of it. A flag of these names is refused; a file is read where its meaning is still available."""

@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import (
+    python_only,
+    require,
+    require_finite,
+    require_fraction,
+    require_positive,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +37,15 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         require_finite(self, "learning_rate")
-        require(self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps)
+        require(
+            self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps
+        )
         require_positive(self, "adam_epsilon")
         require_fraction(self, "weight_decay")
         for name in ("adam_beta1", "adam_beta2"):
-            require(0.0 <= getattr(self, name) < 1.0, name, "a number in [0, 1)", getattr(self, name))
+            require(
+                0.0 <= getattr(self, name) < 1.0, name, "a number in [0, 1)", getattr(self, name)
+            )
         if self.value_learning_rate is not None:
             require_finite(self, "value_learning_rate")
         if self.max_grad_norm is not None:

@@ -9,14 +9,17 @@ import platformdirs
 
 def cache_dir() -> Path:
     """Return the private folder of all caches: $JAXPPO_CACHE, or the user's cache folder."""
-    return Path(os.environ.get("JAXPPO_CACHE") or platformdirs.user_cache_dir("jaxppo")).expanduser()
+    return Path(
+        os.environ.get("JAXPPO_CACHE") or platformdirs.user_cache_dir("jaxppo")
+    ).expanduser()
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:
     """Write a file, and its folder, that appears complete or not at all, also where several processes write it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, as a rename is atomic within one file system alone; each writer has a file of its own.
+    # In the same folder, as a rename is atomic within one file system alone; each writer has a file
+    # of its own.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)

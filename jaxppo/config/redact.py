@@ -33,12 +33,15 @@ _IN_TEXT = (
     re.compile(r"(?P<before>\bBearer\s+)(?P<value>[\w.~+/=-]{16,})", re.IGNORECASE),
     # `name=value`, `name = "value"` and JSON's `"name": value`.
     re.compile(
-        rf"""(?P<before>(?<![\w.-])-{{0,2}}{_NAME}(?:\\?["']?[ ]*=[ ]*|\\?["'][ ]*:[ ]*)\\?(?!//)){_VALUE}""", _FLAGS
+        rf"""(?P<before>(?<![\w.-])-{{0,2}}{_NAME}(?:\\?["']?[ ]*=[ ]*|\\?["'][ ]*:[ ]*)\\?(?!//)){_VALUE}""",
+        _FLAGS,
     ),
     re.compile(rf"""(?P<before>(?<![\w.-])--{_NAME}(?:["'],)?[ ]+)(?!["']?-){_VALUE}""", _FLAGS),
 )
 # Numbers are the ids of tokens and labels.
-_NO_SECRET = re.compile(rf"""["']?(?:none|null|true|false|\d{{1,6}}|{REDACTED})?["']?""", re.IGNORECASE)
+_NO_SECRET = re.compile(
+    rf"""["']?(?:none|null|true|false|\d{{1,6}}|{REDACTED})?["']?""", re.IGNORECASE
+)
 
 
 def redact(value: Any) -> Any:
@@ -57,7 +60,8 @@ def redact(value: Any) -> Any:
         return _redact_text(value)
     if isinstance(value, dict):
         return {redact(key): _redact_named(key, item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one
+    # A named tuple takes its items one by one
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*_redact_words(value))
     if isinstance(value, list | tuple):
         return type(value)(_redact_words(value))
@@ -95,7 +99,8 @@ def _redact_words(words: list[Any] | tuple[Any, ...]) -> list[Any]:
         elif flag is not None:
             redacted.append(_redact_named(flag, word))
             continue
-        # A whole word `--api_key=a b` has its secret up to the end; in a text, the secret ends at the first space.
+        # A whole word `--api_key=a b` has its secret up to the end; in a text, the secret ends at
+        # the first space.
         match = _FLAG_WITH_VALUE.fullmatch(word)
         redacted.append(_without_value(match) if match else redact(word))
     return redacted

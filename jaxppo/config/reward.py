@@ -4,7 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import (
+    python_only,
+    require,
+    require_finite,
+    require_fraction,
+    require_positive,
+)
 
 TRAINING_REWARD_FIELDS = (
     "reward_weights",
@@ -72,7 +78,12 @@ class RewardConfig:
         if self.reward_timeout_s is not None:
             require_positive(self, "reward_timeout_s")
             require_finite(self, "reward_timeout_s")
-        require((self.reward_cache_size or 0) >= 0, "reward_cache_size", "at least 0", self.reward_cache_size)
+        require(
+            (self.reward_cache_size or 0) >= 0,
+            "reward_cache_size",
+            "at least 0",
+            self.reward_cache_size,
+        )
         for name in ("on_error", "on_timeout"):
             value = getattr(self, name)
             fits = isinstance(value, str) or math.isfinite(value)
@@ -83,13 +94,20 @@ class RewardConfig:
         functions = self.reward_funcs
         weights = self.reward_weights
         require(bool(functions), "reward_funcs", "at least one function", functions)
-        require(len(set(functions)) == len(functions), "reward_funcs", "each function once", functions)
+        require(
+            len(set(functions)) == len(functions), "reward_funcs", "each function once", functions
+        )
         # Metrics go by the name after the colon: a:score and b:score would be one column.
         names = {name.rpartition(":")[2] for name in functions}
         requirement = "functions of different names, by which metrics and samples tell them apart"
         require(len(names) == len(functions), "reward_funcs", requirement, functions)
         if weights is not None:
-            require(len(weights) == len(functions), "reward_weights", f"{len(functions)} numbers", weights)
+            require(
+                len(weights) == len(functions),
+                "reward_weights",
+                f"{len(functions)} numbers",
+                weights,
+            )
             require(all(map(math.isfinite, weights)), "reward_weights", "finite numbers", weights)
 
     @property

@@ -122,7 +122,12 @@ class RLConfig:
         share = self.top_entropy_quantile
         require(0.0 < share <= 1.0, "top_entropy_quantile", "a share above 0, at most 1", share)
         if self.ratio_threshold is not None:
-            require(self.ratio_threshold > 1, "ratio_threshold", "a number above 1", self.ratio_threshold)
+            require(
+                self.ratio_threshold > 1,
+                "ratio_threshold",
+                "a number above 1",
+                self.ratio_threshold,
+            )
         for name in (
             "cliprange_high",
             "delta",
@@ -146,25 +151,39 @@ class RLConfig:
         if self.reward_clip_range is not None:
             low, high = self.reward_clip_range
             increasing = -math.inf < low < high < math.inf
-            require(increasing, "reward_clip_range", "two finite numbers, the lower one first", self.reward_clip_range)
+            require(
+                increasing,
+                "reward_clip_range",
+                "two finite numbers, the lower one first",
+                self.reward_clip_range,
+            )
 
     def _check_algorithm(self) -> None:
         with_algorithm = f"with algorithm {self.algorithm}"
         min_generations = self.spec.min_generations
-        requirement = f"at least {min_generations}" + (f" {with_algorithm}" if min_generations > 1 else "")
-        require(self.group_size >= min_generations, "num_generations", requirement, self.num_generations)
+        requirement = f"at least {min_generations}" + (
+            f" {with_algorithm}" if min_generations > 1 else ""
+        )
+        require(
+            self.group_size >= min_generations, "num_generations", requirement, self.num_generations
+        )
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         for name in self.spec.unused:
             value = getattr(self, name)
             require(value == defaults[name], name, f"{defaults[name]} {with_algorithm}", value)
-        # CISPO caps the ratio, which is a weight without a gradient: the cap has no default, and there is no clip.
+        # CISPO caps the ratio, which is a weight without a gradient: the cap has no default, and
+        # there is no clip.
         if self.mean_of_losses == "cispo":
             requirement = "the most that a ratio may be, with loss_type cispo"
-            require(self.cliprange_high is not None, "cliprange_high", requirement, self.cliprange_high)
+            require(
+                self.cliprange_high is not None, "cliprange_high", requirement, self.cliprange_high
+            )
             require(self.delta is None, "delta", "None with loss_type cispo", self.delta)
         if self.delta is not None:
             high = 1 + (self.cliprange_high or self.cliprange)
-            require(self.delta > high, "delta", f"more than {high:g}, where the clip ends", self.delta)
+            require(
+                self.delta > high, "delta", f"more than {high:g}, where the clip ends", self.delta
+            )
 
     @property
     def spec(self) -> Algorithm:

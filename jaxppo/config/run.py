@@ -58,14 +58,25 @@ class RunConfig:
         address = self.coordinator_address
         if address is not None:
             match = _PROCESS.fullmatch(address)
-            fits = match is not None and (match["number"] is None or int(match["number"]) < int(match["count"]))
-            require(fits, "coordinator_address", "HOST:PORT, or HOST:PORT,NUMBER/COUNT with NUMBER < COUNT", address)
+            fits = match is not None and (
+                match["number"] is None or int(match["number"]) < int(match["count"])
+            )
+            require(
+                fits,
+                "coordinator_address",
+                "HOST:PORT, or HOST:PORT,NUMBER/COUNT with NUMBER < COUNT",
+                address,
+            )
         if self.target is not None:
             require(self.dry_run, "target", "--dry_run with it", self.target)
-            require(self.parallel != "pmap", "parallel", "shard_map or fsdp with target", self.parallel)
+            require(
+                self.parallel != "pmap", "parallel", "shard_map or fsdp with target", self.parallel
+            )
             require(not self.is_distributed, "distributed", "no other processes with target", True)
         if self.resume:
-            require(self.output_dir is not None, "resume", "--output_dir with the run to continue", None)
+            require(
+                self.output_dir is not None, "resume", "--output_dir with the run to continue", None
+            )
         else:
             require(not self.allow_changes, "allow_changes", "--resume with it", self.allow_changes)
 
@@ -108,10 +119,17 @@ class LoopConfig:
         require_positive(self, "save_total_limit")
         # `none` is no tracker that could stand beside others.
         trackers = self.report_to
-        fits = 0 < len(trackers) == len(set(trackers)) and (len(trackers) == 1 or "none" not in trackers)
+        fits = 0 < len(trackers) == len(set(trackers)) and (
+            len(trackers) == 1 or "none" not in trackers
+        )
         require(fits, "report_to", "trackers, each once, or none alone", trackers)
         if self._evaluates_best:
-            require(self.eval_steps is not None, "eval_steps", "a number with metric_for_best_model eval/...", None)
+            require(
+                self.eval_steps is not None,
+                "eval_steps",
+                "a number with metric_for_best_model eval/...",
+                None,
+            )
         for name in ("save_steps", "eval_steps"):
             value = getattr(self, name)
             if value is not None:
@@ -144,21 +162,30 @@ class LoopConfig:
 
     def evaluates_at(self, step: int, last: int) -> bool:
         """Return whether an evaluation is due after update `step`; one follows the last update in any case."""
-        return self.eval_steps is not None and step % _updates(self.eval_steps, last) == 0 and step != last
+        return (
+            self.eval_steps is not None
+            and step % _updates(self.eval_steps, last) == 0
+            and step != last
+        )
 
     def check_record(self, record: dict[str, Any], last: int) -> None:
         """Raise a `ConfigError` unless the metric for the best checkpoint is in a record where it should be."""
-        # A metric of training is in every record, one of evaluations only in those after an evaluation.
+        # A metric of training is in every record, one of evaluations only in those after an
+        # evaluation.
         name = self.best_metric
         missing = name is not None and name not in record
         if missing and (not self._evaluates_best or self.evaluates_at(record["step"], last)):
-            raise ConfigError(f"metric_for_best_model: expected a metric that this run logs, got {name!r}")
+            raise ConfigError(
+                f"metric_for_best_model: expected a metric that this run logs, got {name!r}"
+            )
 
     def check_evaluated(self, names: Collection[str]) -> None:
         """Raise a `ConfigError` where the metric for the best checkpoint is of an evaluation, and none of these."""
         if self._evaluates_best and self.best_metric not in names:
             requirement = f"one of {', '.join(sorted(names))}, or a metric of training"
-            raise ConfigError(f"metric_for_best_model: expected {requirement}, got {self.best_metric!r}")
+            raise ConfigError(
+                f"metric_for_best_model: expected {requirement}, got {self.best_metric!r}"
+            )
 
     @property
     def _evaluates_best(self) -> bool:

@@ -4,7 +4,13 @@ import itertools
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxppo.config.checks import python_only, require, require_finite, require_fraction, require_positive
+from jaxppo.config.checks import (
+    python_only,
+    require,
+    require_finite,
+    require_fraction,
+    require_positive,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +57,28 @@ class SamplingConfig:
             requirement = f"1 to response_length ({self.response_length})"
             fits = 1 <= self.output_min_length <= self.response_length
             require(fits, "output_min_length", requirement, self.output_min_length)
-        require(all(self.stop_strings), "stop_strings", "strings that are not empty", self.stop_strings)
+        require(
+            all(self.stop_strings), "stop_strings", "strings that are not empty", self.stop_strings
+        )
         require_positive(self, "repetition_penalty")
         require_finite(self, "repetition_penalty")
         if self.stop_token_id is not None:
-            require(self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token)
-            require(self.stop_token_id >= 0, "stop_token_id", "a token id of at least 0", self.stop_token_id)
+            require(
+                self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token
+            )
+            require(
+                self.stop_token_id >= 0,
+                "stop_token_id",
+                "a token id of at least 0",
+                self.stop_token_id,
+            )
 
     @property
     def truncates(self) -> bool:
         """Whether completions come from another distribution than the one the loss is about."""
-        return self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p) or self.repetition_penalty != 1.0
+        return (
+            self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p) or self.repetition_penalty != 1.0
+        )
 
     def stop_ids(self, end_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens of which any ends a completion, `end_ids` unless another is configured; maybe none."""
@@ -94,13 +111,23 @@ class EvalConfig:
         if self.eval_rows is not None:
             require_positive(self, "eval_rows")
         edges = self.length_edges
-        increasing = bool(edges) and edges[0] >= 0 and all(low < high for low, high in itertools.pairwise(edges))
+        increasing = (
+            bool(edges)
+            and edges[0] >= 0
+            and all(low < high for low, high in itertools.pairwise(edges))
+        )
         require(increasing, "length_edges", "increasing plan lengths from 0 on", edges)
         require_positive(self, "eval_batch_size")
         require_finite(self, "eval_temperature")
         require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
         require(0.0 < self.eval_top_p <= 1.0, "eval_top_p", "a number in (0, 1]", self.eval_top_p)
-        # Greedy decoding looks at the most likely token alone, so that a truncation would have no effect.
+        # Greedy decoding looks at the most likely token alone, so that a truncation would have no
+        # effect.
         if self.eval_temperature == 0.0:
             requirement = "a number above 0 with eval_top_k or eval_top_p; 0 is greedy"
-            require(self.eval_top_k == 0 and self.eval_top_p == 1.0, "eval_temperature", requirement, 0.0)
+            require(
+                self.eval_top_k == 0 and self.eval_top_p == 1.0,
+                "eval_temperature",
+                requirement,
+                0.0,
+            )

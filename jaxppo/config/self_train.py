@@ -3,7 +3,14 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from jaxppo.config.checks import ComputeDtype, Validator, require, require_divisible, require_finite, require_positive
+from jaxppo.config.checks import (
+    ComputeDtype,
+    Validator,
+    require,
+    require_divisible,
+    require_finite,
+    require_positive,
+)
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig
@@ -57,7 +64,9 @@ class SelfTrainConfig:
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4, warmup_steps=20))
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(learning_rate=1e-4, warmup_steps=20)
+    )
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     hub: HubConfig = field(default_factory=HubConfig)
@@ -106,10 +115,20 @@ class SelfTrainConfig:
         require_finite(self, "start_ratio")
         if self.total_episodes is not None:
             require_positive(self, "total_episodes")
-        require(self.data.headline(self.headline_split) is not None, "eval_splits", "at least one split", ())
+        require(
+            self.data.headline(self.headline_split) is not None,
+            "eval_splits",
+            "at least one split",
+            (),
+        )
         splits_differ = self.start_split != self.data.train_split
         requirement = "another than train_split"
-        require(self.start_ratio == 0 or splits_differ, "start_split", requirement, self.data.train_split)
+        require(
+            self.start_ratio == 0 or splits_differ,
+            "start_split",
+            requirement,
+            self.data.train_split,
+        )
         self._check_groups()
         self._check_sampling()
 
@@ -121,11 +140,20 @@ class SelfTrainConfig:
         rate = self.optimizer.value_learning_rate
         require(rate is None, "value_learning_rate", "None: self_train has no value model", rate)
         max_text_length = self.data.input_max_text_length
-        require(max_text_length is None, "input_max_text_length", "None: self_train learns whole rows", max_text_length)
+        require(
+            max_text_length is None,
+            "input_max_text_length",
+            "None: self_train learns whole rows",
+            max_text_length,
+        )
         target = self.run.target
-        require(target is None, "target", "None: `sft` and `train` say what their programs take", target)
+        require(
+            target is None, "target", "None: `sft` and `train` say what their programs take", target
+        )
         metric = self.loop.best_metric
-        require(metric is None, "metric_for_best_model", "None: a round takes its last step", metric)
+        require(
+            metric is None, "metric_for_best_model", "None: a round takes its last step", metric
+        )
 
     def _check_sampling(self) -> None:
         sampling = self.sampling
@@ -133,8 +161,18 @@ class SelfTrainConfig:
             requirement = "a number above 0: greedy plans of a problem are all the same"
             require(sampling.temperature > 0, "temperature", requirement, sampling.temperature)
         for name in ("output_min_length", "min_p", "drop_ended_rows"):
-            require(getattr(sampling, name) is None, name, "None with self_train", getattr(sampling, name))
-        require(sampling.stop_token != "none", "stop_token", "eos or None: a plan ends", sampling.stop_token)
+            require(
+                getattr(sampling, name) is None,
+                name,
+                "None with self_train",
+                getattr(sampling, name),
+            )
+        require(
+            sampling.stop_token != "none",
+            "stop_token",
+            "eos or None: a plan ends",
+            sampling.stop_token,
+        )
 
     def problems_per_round(self, num_problems: int) -> int:
         """Return how many problems each round samples plans for.

@@ -42,7 +42,17 @@ PLACES = (
 
 _DATA_PRESETS = "data/"
 
-CALL_ONLY = ("output_dir", "preset", "config", "resume", "dry_run", "quiet", "profile", "peak_tflops", "report_to")
+CALL_ONLY = (
+    "output_dir",
+    "preset",
+    "config",
+    "resume",
+    "dry_run",
+    "quiet",
+    "profile",
+    "peak_tflops",
+    "report_to",
+)
 CALL_ONLY += ("target", "allow_changes", "push_to_hub", "hub_model_id", "hub_private", *PLACES)
 """Settings of one call, which are not saved with a run and may change on resume."""
 
@@ -96,7 +106,13 @@ _ALSO = {"sft_model_path": "model_path"}
 """What a command has in place of a setting that it lacks."""
 
 _ERROR_WORDS = TypeWords(
-    basic={str: "text", int: "an integer", float: "a number", bool: "True or False", dict: "a mapping"},
+    basic={
+        str: "text",
+        int: "an integer",
+        float: "a number",
+        bool: "True or False",
+        dict: "a mapping",
+    },
     alternatives=" or ",
     choices=lambda names: f"one of {', '.join(names)}",
     none="None",
@@ -119,7 +135,9 @@ def fields_of(config_class: Any) -> dict[str, dataclasses.Field]:
     """Return every field of a class of configurations and its groups by its name, in the order of `flatten`."""
     fields: dict[str, dataclasses.Field] = {}
     for spec in dataclasses.fields(config_class):
-        fields.update(fields_of(spec.type) if dataclasses.is_dataclass(spec.type) else {spec.name: spec})
+        fields.update(
+            fields_of(spec.type) if dataclasses.is_dataclass(spec.type) else {spec.name: spec}
+        )
     return fields
 
 
@@ -130,7 +148,11 @@ def setting_names(config_class: Any) -> list[str]:
     not read (`UNREAD`).
     """
     unread = getattr(config_class, "UNREAD", ())
-    return [name for name, spec in fields_of(config_class).items() if has_flag(spec) and name not in unread]
+    return [
+        name
+        for name, spec in fields_of(config_class).items()
+        if has_flag(spec) and name not in unread
+    ]
 
 
 def replace(config: Config, /, **changes: Any) -> Config:
@@ -141,7 +163,9 @@ def replace(config: Config, /, **changes: Any) -> Config:
     """
     fields = fields_of(type(config))
     for name in sorted(changes.keys() - fields.keys()):
-        raise ConfigError(f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, fields)}")
+        raise ConfigError(
+            f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, fields)}"
+        )
     types = {name: fields[name].type for name in changes}
     return _rebuild(config, _parse(types, {}, changes, []))
 
@@ -159,7 +183,10 @@ def _rebuild(config: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _parse(
-    types: Mapping[str, Any], defaults: Mapping[str, Any], values: Mapping[str, Any], flags: list[str]
+    types: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    values: Mapping[str, Any],
+    flags: list[str],
 ) -> dict[str, Any]:
     """Read values of files and flags together, as the types of their settings.
 
@@ -175,7 +202,8 @@ def _parse(
     mappings = {}
     words_by_name = {}
     for name, value in values.items():
-        # A mapping needs no reading: it goes in as a default, and the configuration checks it, whatever it is.
+        # A mapping needs no reading: it goes in as a default, and the configuration checks it,
+        # whatever it is.
         if types[name] == JsonMapping and not isinstance(value, str):
             mappings[name] = value
         else:
@@ -185,7 +213,8 @@ def _parse(
     try:
         parsed = _run_tyro(_make_settings_class(types, {**defaults, **mappings}), words)
     except _BadFlag:
-        # tyro does not say where a word is from: a value of a file that fails alone is named as its setting.
+        # tyro does not say where a word is from: a value of a file that fails alone is named as its
+        # setting.
         for name, setting_words in words_by_name.items():
             _check_alone(name, types[name], values[name], setting_words)
         raise
@@ -225,7 +254,9 @@ def _check_alone(name: str, annotation: Any, value: Any, words: list[str]) -> No
     try:
         _run_tyro(_make_settings_class({name: annotation}, {}), words)
     except _BadFlag:
-        raise ConfigError(f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}") from None
+        raise ConfigError(
+            f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}"
+        ) from None
 
 
 def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
@@ -233,7 +264,8 @@ def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
     kinds = (annotation, *get_args(annotation))
     if bool in kinds:
         value = _SWITCH_WORDS.get(str(value).lower(), value)
-    # Written as words, these would come back as text, or as None where the type has no None: refuse them here.
+    # Written as words, these would come back as text, or as None where the type has no None: refuse
+    # them here.
     is_missing = value is None and type(None) not in kinds
     is_list = isinstance(value, list | tuple)
     takes_list = any(get_origin(kind) is tuple for kind in kinds)
@@ -279,7 +311,11 @@ class _Loader(yaml.SafeLoader):
         for _, value in root.value:
             entries = value.value if isinstance(value, yaml.SequenceNode) else [value]
             for node in entries:
-                if isinstance(node, yaml.ScalarNode) and node.tag == _BOOL and node.value.lower() in _SWITCH_WORDS:
+                if (
+                    isinstance(node, yaml.ScalarNode)
+                    and node.tag == _BOOL
+                    and node.value.lower() in _SWITCH_WORDS
+                ):
                     node.tag = _TEXT
         return root
 
@@ -317,16 +353,23 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         content = parse_yaml(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        raise ConfigError(f"config: expected a readable YAML file, got {path} ({error.strerror})") from None
+        raise ConfigError(
+            f"config: expected a readable YAML file, got {path} ({error.strerror})"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"config: expected UTF-8 text in {path}, got {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"config: {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"config: expected `flag: value` lines in {path}, got {type(content).__name__}")
+        raise ConfigError(
+            f"config: expected `flag: value` lines in {path}, got {type(content).__name__}"
+        )
     for name in content:
-        if not isinstance(name, str) or name == "config":  # a file that names another one would hide it
-            raise ConfigError(f"config: expected names of fields, without config, in {path}, got {name!r}")
+        # A file that names another one would hide it
+        if not isinstance(name, str) or name == "config":
+            raise ConfigError(
+                f"config: expected names of fields, without config, in {path}, got {name!r}"
+            )
     return {name: _with_home(value) for name, value in content.items()}
 
 
@@ -362,7 +405,8 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
     defaults = flatten(type(config)())
     flat = {}
     for name, value in flatten(config).items():
-        # Arguments of Python alone are written where they differ: no flag could say them, but they decide the result.
+        # Arguments of Python alone are written where they differ: no flag could say them, but they
+        # decide the result.
         if name not in CALL_ONLY and (name in names or value != defaults[name]):
             flat[name] = value
     head = "" if command is None else _yaml_comment(f"command: {command}")
@@ -371,7 +415,9 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
 
 def plain_values(flat: dict[str, Any]) -> dict[str, Any]:
     """Return a flat configuration as it is written: lists for tuples, and no secrets."""
-    return redact({name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()})
+    return redact(
+        {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
+    )
 
 
 def _yaml_comment(text: str) -> str:
@@ -392,7 +438,11 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
         ConfigError: no such preset; the message lists those there are.
     """
     folder = resources.files("jaxppo.config") / "presets" / command.replace(" ", "_")
-    names = sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    names = sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
     if name not in names:
         raise ConfigError(
             f"preset: expected one of {', '.join(names)} for {command}, got {name!r}{did_you_mean(str(name), names)}"
@@ -402,15 +452,20 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
 
 
 # How a value finds its way, for `train --preset tiny --config my.yaml --beta 0.1 --resume False`:
-# 1. The arguments are brought into one form: `~` becomes the home folder, `--beta` the setting that it is another name
+# 1. The arguments are brought into one form: `~` becomes the home folder, `--beta` the setting that
+# it is another name
 #    of (`--kl_coef`), `--resume False` the switch `--no_resume` that tyro has.
-# 2. All that lies below the flags becomes one flat dictionary: `tiny`, the presets it names itself, and my.yaml over
+# 2. All that lies below the flags becomes one flat dictionary: `tiny`, the presets it names itself,
+# and my.yaml over
 #    them (`_file_values`). Names in files are checked here: tyro sees them only as if they were flags.
-# 3. Two rules go beyond "the last one counts", wherever one source is laid over another (`_merge`): a number of epochs
+# 3. Two rules go beyond "the last one counts", wherever one source is laid over another (`_merge`):
+# a number of epochs
 #    drops the total_episodes of a lower source, and settings of KEY=VALUE words are changed key by key.
-# 4. The dictionary is written as words of a command line and put before the flags (`_parse`), so that files and flags
+# 4. The dictionary is written as words of a command line and put before the flags (`_parse`), so
+# that files and flags
 #    are read by the same code, as the types of the same fields, and one run of tyro decides.
-# 5. The flat values go into the nested groups (`_rebuild`), each of which checks itself in `__post_init__`.
+# 5. The flat values go into the nested groups (`_rebuild`), each of which checks itself in
+# `__post_init__`.
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
     """Read the configuration of a command from its arguments; `--help` and `--help_all` print and exit.
 
@@ -444,7 +499,8 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
     """
     args = _args_with_home(sys.argv[1:] if argv is None else argv)
     try:
-        return _run_tyro(tyro.conf.OmitArgPrefixes[config_class], args, f"python -m jaxppo.{command}")  # type: ignore[valid-type]
+        flat_class: Any = tyro.conf.OmitArgPrefixes[config_class]
+        return _run_tyro(flat_class, args, f"python -m jaxppo.{command}")
     except _BadFlag as error:
         raise ConfigError(_with_fix(str(error), config_class)) from None
 
@@ -521,7 +577,9 @@ def _file_values(config_class: Any, command: str, args: list[str]) -> dict[str, 
     if config_file is None:
         values = {"preset": "default"}
     else:
-        values = translate_old_settings(read_yaml(config_file), [*setting_names(config_class), *ALIASES])
+        values = translate_old_settings(
+            read_yaml(config_file), [*setting_names(config_class), *ALIASES]
+        )
     preset_in_file = values.pop("preset", None)
     for alias, name in _aliases(config_class).items():
         if alias in values:
@@ -529,7 +587,11 @@ def _file_values(config_class: Any, command: str, args: list[str]) -> dict[str, 
             require(name not in values, alias, requirement, values[alias])
             values[name] = values.pop(alias)
     values = _over_presets(command, preset or preset_in_file, values)
-    flags = {name for name in ("num_train_epochs", "total_episodes") if _flag_value(args, name) is not None}
+    flags = {
+        name
+        for name in ("num_train_epochs", "total_episodes")
+        if _flag_value(args, name) is not None
+    }
     return _check_names(_without_episodes(values, flags), config_class, command)
 
 
@@ -546,7 +608,8 @@ def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dic
         if name in names:
             settings[name] = value
         elif name in defaults:
-            # config.yaml of a run also has arguments of Python alone, and a preset may serve several commands.
+            # config.yaml of a run also has arguments of Python alone, and a preset may serve
+            # several commands.
             default = defaults[name]
             plain = list(default) if isinstance(default, tuple) else default
             require(value == plain, name, f"{plain} with {command}, which has no such flag", value)
@@ -554,7 +617,9 @@ def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dic
             old = OLD_SETTINGS[name]
             require(old.is_neutral(value), shown(name), f"no such setting; {old.advice}", value)
         else:
-            raise ConfigError(f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, names)}")
+            raise ConfigError(
+                f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, names)}"
+            )
     return settings
 
 
@@ -575,7 +640,8 @@ def _merge(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
     """Lay the values of one source over those of another."""
     merged = _without_episodes(lower, higher) | higher
     for name in DEFAULT_PARTS:
-        # Both lists of KEY=VALUE stay, the higher one last: of a key that comes twice, `merge_parts` takes the last.
+        # Both lists of KEY=VALUE stay, the higher one last: of a key that comes twice,
+        # `merge_parts` takes the last.
         if lower.get(name) and higher.get(name):
             merged[name] = [*as_list(lower[name]), *as_list(higher[name])]
     return merged
@@ -605,7 +671,8 @@ def _first_paragraph(panel: str) -> str:
         text = line.strip("│ ")
         if text.strip("─-╭╮╰╯"):
             paragraph.append(text)
-        elif paragraph:  # a rule, or an empty line: the usage that follows says nothing of the mistake
+        elif paragraph:
+            # a rule, or an empty line: the usage that follows says nothing of the mistake
             break
     return " ".join(" ".join(paragraph).split())
 

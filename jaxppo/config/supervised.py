@@ -70,7 +70,9 @@ class SFTConfig:
     data: DataConfig = field(default_factory=DataConfig)
     stream: StreamingConfig = field(default_factory=StreamingConfig)
     optimizer: OptimizerConfig = field(
-        default_factory=lambda: OptimizerConfig(learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=50)
+        default_factory=lambda: OptimizerConfig(
+            learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=50
+        )
     )
     reward: RewardConfig = field(default_factory=RewardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
@@ -123,33 +125,62 @@ class SFTConfig:
     def __post_init__(self) -> None:
         exists = {*self.augmented} <= {"names", "order", "states"}
         require(exists, "augment", "none, or some of names,order,states", self.augment)
-        # Numbered objects have the names o1, o2, ... of the prompt's order: there is nothing left to rename.
+        # Numbered objects have the names o1, o2, ... of the prompt's order: there is nothing left
+        # to rename.
         renames_numbers = "names" in self.augmented and self.data.numbers_objects
         require(not renames_numbers, "augment", "no names with number_objects", self.augment)
         fits = self._draws_rows or "states" not in self.augmented
         require(fits, "augment", "states only with train_split train of a stream", self.augment)
         require_positive(self, "stream_workers", "total_episodes", "batch_size", "response_length")
         require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
-        require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        require_divisible(
+            "hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads
+        )
         require_mapping(self, "model_kwargs")
         for name, value in (self.model_kwargs or {}).items():
             kind = MODEL_KWARGS.get(name)
             # A bool is an int in Python, so that True would pass as a number of heads.
-            fits = kind is not None and isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
-            require(fits, "model_kwargs", f"some of {', '.join(MODEL_KWARGS)}, of their types", {name: value})
+            fits = (
+                kind is not None
+                and isinstance(value, kind)
+                and isinstance(value, bool) == (kind is bool)
+            )
+            require(
+                fits,
+                "model_kwargs",
+                f"some of {', '.join(MODEL_KWARGS)}, of their types",
+                {name: value},
+            )
         shared = (self.model_kwargs or {}).get("num_key_value_heads", 1)
         require(shared > 0, "model_kwargs", "num_key_value_heads above 0", shared)
-        require_divisible("num_attention_heads", self.num_attention_heads, "num_key_value_heads", shared)
+        require_divisible(
+            "num_attention_heads", self.num_attention_heads, "num_key_value_heads", shared
+        )
         rate = self.optimizer.value_learning_rate
         require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
         self._check_rows()
         if self.peft.use_peft:
-            require(self.model_path is not None, "model_path", "a model under the adapter with use_peft", None)
+            require(
+                self.model_path is not None,
+                "model_path",
+                "a model under the adapter with use_peft",
+                None,
+            )
         if self.model_path is not None:
             tokenizer = self.tokenizer_path
-            require(tokenizer is None, "tokenizer_path", "None with model_path, which has a tokenizer", tokenizer)
+            require(
+                tokenizer is None,
+                "tokenizer_path",
+                "None with model_path, which has a tokenizer",
+                tokenizer,
+            )
         max_text_length = self.data.input_max_text_length
-        require(max_text_length is None, "input_max_text_length", "None: sft learns whole rows", max_text_length)
+        require(
+            max_text_length is None,
+            "input_max_text_length",
+            "None: sft learns whole rows",
+            max_text_length,
+        )
 
     def _check_rows(self) -> None:
         """Check what is learned of each row."""
@@ -158,18 +189,29 @@ class SFTConfig:
         else:
             require_positive(self, "max_length")
             requirement = "None with augment or an endless stream, whose rows are not known before"
-            require(not (self.augmented or self._draws_rows), "max_length", requirement, self.max_length)
+            require(
+                not (self.augmented or self._draws_rows), "max_length", requirement, self.max_length
+            )
         self.stream.check(self.data)
         if self.stream.streaming:
-            require(not self.augmented, "augment", "none with streaming, as names come from all rows", self.augment)
+            require(
+                not self.augmented,
+                "augment",
+                "none with streaming, as names come from all rows",
+                self.augment,
+            )
             fresh = self.model_path is None and self.tokenizer_path is None
-            requirement = "a folder or hub id with streaming and a fresh model, as words come from all rows"
+            requirement = (
+                "a folder or hub id with streaming and a fresh model, as words come from all rows"
+            )
             require(not fresh, "tokenizer_path", requirement, self.tokenizer_path)
         if self.assistant_only_loss:
             # None passes: whether the tokenizer has a template is seen when it is loaded.
             use_chat_template = self.data.use_chat_template
             requirement = "a chat template with assistant_only_loss"
-            require(use_chat_template is not False, "use_chat_template", requirement, use_chat_template)
+            require(
+                use_chat_template is not False, "use_chat_template", requirement, use_chat_template
+            )
             requirement = "0 with assistant_only_loss, which would learn the examples"
             require(self.data.n_shots == 0, "n_shots", requirement, self.data.n_shots)
 
@@ -186,7 +228,11 @@ class SFTConfig:
     @property
     def augmented(self) -> tuple[str, ...]:
         """What is drawn anew for every row of every epoch: some of `names`, `order` and `states`."""
-        return () if self.augment == "none" else tuple(part.strip() for part in self.augment.split(","))
+        return (
+            ()
+            if self.augment == "none"
+            else tuple(part.strip() for part in self.augment.split(","))
+        )
 
     @property
     def num_updates(self) -> int:
@@ -278,10 +324,14 @@ class RewardModelConfig:
     """Texts scored at once in an evaluation."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_length")
+        require_positive(
+            self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_length"
+        )
         require_positive(self, "batch_size", "eval_batch_size")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
-        require_divisible("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        require_divisible(
+            "hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads
+        )
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         if self.total_episodes is not None:
@@ -290,11 +340,20 @@ class RewardModelConfig:
             require_finite(self, "center_rewards_coefficient")
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         rate = self.optimizer.value_learning_rate
-        require(rate is None, "value_learning_rate", "None: a reward model has no value model", rate)
+        require(
+            rate is None, "value_learning_rate", "None: a reward model has no value model", rate
+        )
         lora_path = self.peft.lora_path
-        require(lora_path is None, "lora_path", "None: a reward model's adapter is fresh", lora_path)
+        require(
+            lora_path is None, "lora_path", "None: a reward model's adapter is fresh", lora_path
+        )
         if self.peft.use_peft:
-            require(self.model_path is not None, "model_path", "a model under the adapter with use_peft", None)
+            require(
+                self.model_path is not None,
+                "model_path",
+                "a model under the adapter with use_peft",
+                None,
+            )
 
     def num_updates(self, num_pairs: int) -> int:
         """Return the number of optimizer steps in the run."""

@@ -5,7 +5,14 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from jaxppo.config.checks import ComputeDtype, Validator, python_only, require, require_divisible, require_positive
+from jaxppo.config.checks import (
+    ComputeDtype,
+    Validator,
+    python_only,
+    require,
+    require_divisible,
+    require_positive,
+)
 from jaxppo.config.data import CurriculumConfig, DataConfig, StreamingConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
@@ -104,14 +111,21 @@ class TrainConfig:
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         if self.total_episodes is not None:
             require_positive(self, "total_episodes")
-        require(self.num_sample_generations >= 0, "num_sample_generations", "at least 0", self.num_sample_generations)
+        require(
+            self.num_sample_generations >= 0,
+            "num_sample_generations",
+            "at least 0",
+            self.num_sample_generations,
+        )
         require_positive(self.sampling, "temperature")
         rl = self.rl
         require_divisible("batch_size", self.batch_size, "num_generations", rl.group_size)
         require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
         micro_batches = rl.gradient_accumulation_steps or 1
         mini_batch = "batch_size / num_mini_batches"
-        require_divisible(mini_batch, self.mini_batch_size, "gradient_accumulation_steps", micro_batches)
+        require_divisible(
+            mini_batch, self.mini_batch_size, "gradient_accumulation_steps", micro_batches
+        )
         self.data.headline(self.headline_split)
         self._check_combinations()
         self._check_streaming()
@@ -122,7 +136,12 @@ class TrainConfig:
         if not self.stream.streaming:
             return
         episodes = self.total_episodes
-        require(episodes is not None, "total_episodes", "a number with streaming, which has no length", episodes)
+        require(
+            episodes is not None,
+            "total_episodes",
+            "a number with streaming, which has no length",
+            episodes,
+        )
         curriculum = self.prompt_curriculum
         requirement = "none with streaming, as rows are drawn from all of them"
         require(curriculum.curriculum == "none", "curriculum", requirement, curriculum.curriculum)
@@ -133,21 +152,38 @@ class TrainConfig:
         rl = self.rl
         with_algorithm = f"with algorithm {rl.algorithm}"
         if not rl.spec.needs_values:
-            require(self.value_model_path is None, "value_model_path", f"None {with_algorithm}", self.value_model_path)
-            require(self.value_model == "separate", "value_model", f"no such setting {with_algorithm}", "shared")
+            require(
+                self.value_model_path is None,
+                "value_model_path",
+                f"None {with_algorithm}",
+                self.value_model_path,
+            )
+            require(
+                self.value_model == "separate",
+                "value_model",
+                f"no such setting {with_algorithm}",
+                "shared",
+            )
         # The sampler's log-probabilities are of the truncated distribution, see `logprobs`.
         if rl.ratio_level != "token" and self.sampling.truncates:
-            requirement = f"recompute {with_algorithm} and top_k, top_p, min_p or repetition_penalty"
+            requirement = (
+                f"recompute {with_algorithm} and top_k, top_p, min_p or repetition_penalty"
+            )
             require(self.logprobs == "recompute", "logprobs", requirement, rl.logprobs)
-        # The controller multiplies kl_coef by 1 + error * batch_size / kl_horizon, where the error is at least -0.2.
+        # The controller multiplies kl_coef by 1 + error * batch_size / kl_horizon, where the error
+        # is at least -0.2.
         if rl.kl_target is not None:
             requirement = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", requirement, rl.kl_horizon)
         if rl.whiten_rewards:
             requirement = f"at least {MIN_ROWS_TO_WHITEN} with whiten_rewards"
-            require(self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", requirement, self.batch_size)
+            require(
+                self.batch_size >= MIN_ROWS_TO_WHITEN, "batch_size", requirement, self.batch_size
+            )
         if self.sampling.stop_token == "none" or self.sampling.output_min_length is not None:
-            no_end = "stop_token none" if self.sampling.stop_token == "none" else "output_min_length"
+            no_end = (
+                "stop_token none" if self.sampling.stop_token == "none" else "output_min_length"
+            )
             for name in ("missing_eos_penalty", "mask_truncated_completions"):
                 value = getattr(rl, name)
                 off = "None" if name == "missing_eos_penalty" else "False"
@@ -158,7 +194,8 @@ class TrainConfig:
         """Where old log-probabilities come from: "sampler" or "recompute"."""
         if self.rl.logprobs is not None:
             return self.rl.logprobs
-        # With what is cut off at every token, the ratio of a completion would start at the product of that.
+        # With what is cut off at every token, the ratio of a completion would start at the product
+        # of that.
         is_product = self.rl.ratio_level != "token"
         if self.dtype != "float32" or (is_product and self.sampling.truncates):
             return "recompute"
@@ -173,7 +210,9 @@ class TrainConfig:
     def num_updates(self) -> int:
         """Rollout batches in the whole run."""
         if self.total_episodes is None:
-            raise ConfigError("total_episodes: expected a number, or `with_episodes(number of prompts)`, got None")
+            raise ConfigError(
+                "total_episodes: expected a number, or `with_episodes(number of prompts)`, got None"
+            )
         return -(-self.total_episodes // self.batch_size)
 
     def with_episodes(self, num_prompts: int) -> "TrainConfig":
@@ -215,6 +254,8 @@ class TrainConfig:
 
     def check_devices(self, row_shards: int) -> None:
         """Raise a `ConfigError` unless prompts and every micro-batch divide over the devices."""
-        require_divisible("batch_size / num_generations", self.num_prompts, "data x fsdp devices", row_shards)
+        require_divisible(
+            "batch_size / num_generations", self.num_prompts, "data x fsdp devices", row_shards
+        )
         name = "batch_size / num_mini_batches / gradient_accumulation_steps"
         require_divisible(name, self.micro_batch_size, "data x fsdp devices", row_shards)

@@ -22,7 +22,13 @@ from jaxppo.data.batches import (
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_plan_prefixes
-from jaxppo.data.encoding import EncodedRow, cut_prompts, encode_completions, encode_prompts, encode_rows
+from jaxppo.data.encoding import (
+    EncodedRow,
+    cut_prompts,
+    encode_completions,
+    encode_prompts,
+    encode_rows,
+)
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
 from jaxppo.data.overlong import RowLimit, report_left_out, without_overlong
 from jaxppo.data.rows import (

@@ -81,8 +81,9 @@ def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> Prom
     """Return prompts as [B, length] arrays whose last column holds every prompt's last token."""
     ids = np.full((len(encoded), length), pad_id, np.int32)
     mask = np.zeros((len(encoded), length), bool)
-    # Prompts end in the last column, so that the completions of all rows begin in the same one. The mask comes from the
-    # lengths: the id of padding may be that of a real token, such as the end of sequence.
+    # Prompts end in the last column, so that the completions of all rows begin in the same one. The
+    # mask comes from the lengths: the id of padding may be that of a real token, such as the end of
+    # sequence.
     for i, row in enumerate(encoded):
         ids[i, length - len(row) :] = row
         mask[i, length - len(row) :] = True
@@ -143,7 +144,9 @@ class PromptData:
             self._encoded = encode_prompts(tokenizer, rows, max_prompt_length, template=template)
         else:
             # Once for all epochs, so that rows, texts and ids stay the same prompt.
-            self.rows, self._encoded = cut_prompts(tokenizer, rows, max_prompt_length, text_lengths, seed)
+            self.rows, self._encoded = cut_prompts(
+                tokenizer, rows, max_prompt_length, text_lengths, seed
+            )
         self.num_rows = len(self.rows)
         self._pad_id = tokenizer.pad_token_id
         self._columns = column_names(self.rows)
@@ -223,7 +226,9 @@ class SupervisedData:
         self.seed = seed
         self.batch_size = batch_size
         self._pad_id = tokenizer.pad_token_id
-        encoded = encode_rows(tokenizer, rows, max_prompt_length, template, assistant_only=assistant_only)
+        encoded = encode_rows(
+            tokenizer, rows, max_prompt_length, template, assistant_only=assistant_only
+        )
         self._rows, self.overlong, self.left_out = within_limit(rows, encoded, limit)
         self._lengths = [row.length for row in self._rows]
         self.longest = max(self._lengths)
@@ -243,7 +248,9 @@ class SupervisedData:
             step: number of the step, from 0.
             length: of the sequences, at least the batch's longest row; default: the bucket of that row.
         """
-        order = row_order(len(self._rows), self.seed, step * self.batch_size, self.batch_size).tolist()
+        order = row_order(
+            len(self._rows), self.seed, step * self.batch_size, self.batch_size
+        ).tolist()
         # Rows of like length stand side by side, so that little of a micro-batch is padding.
         order.sort(key=self._lengths.__getitem__)
         if length is None:
@@ -262,9 +269,12 @@ def packed(
     pad_id: int,
 ) -> Sequences:
     """Put prompts and completions together: sequences of `length`, completions of `completion_length`, on the host."""
-    # Prompt and completion follow each other without a gap, and padding is at the end alone: position i is column i.
+    # Prompt and completion follow each other without a gap, and padding is at the end alone:
+    # position i is column i.
     ids, lengths = right_padded([[*row.prompt, *row.completion] for row in rows], length, pad_id)
-    completion_ids, completion_lengths = right_padded([row.completion for row in rows], completion_length, pad_id)
+    completion_ids, completion_lengths = right_padded(
+        [row.completion for row in rows], completion_length, pad_id
+    )
     mask = np.arange(completion_length)[None, :] < completion_lengths[:, None]
     # None where all of every completion is learned: then the mask of the completions says so.
     loss_mask = None

@@ -63,7 +63,9 @@ class GeneratedSplit(NamedTuple):
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         folder = cache_dir() / "datasets" / f"{self.data}-{self.split}-{digest}"
         name = f"{self.split}.jsonl"
-        return get_or_build(folder, lambda path: dataset_files.write_jsonl(self.generate(), path / name))
+        return get_or_build(
+            folder, lambda path: dataset_files.write_jsonl(self.generate(), path / name)
+        )
 
 
 def builtin_split(config: DataConfig, split: str) -> GeneratedSplit:
@@ -73,9 +75,13 @@ def builtin_split(config: DataConfig, split: str) -> GeneratedSplit:
         DataError: it has no such split, or no such configuration.
     """
     if split not in SPLITS:
-        raise DataError(f"train_split, eval_splits: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}")
+        raise DataError(
+            f"train_split, eval_splits: expected one of {', '.join(SPLITS)} for blocksworld, got {split!r}"
+        )
     if config.dataset_config is not None:
-        raise DataError(f"dataset_config: expected none for blocksworld, got {config.dataset_config!r}")
+        raise DataError(
+            f"dataset_config: expected none for blocksworld, got {config.dataset_config!r}"
+        )
     request = {
         "split": split,
         "sizes": config.part("sizes", split),

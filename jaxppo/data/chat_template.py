@@ -85,7 +85,8 @@ class ChatTemplate(NamedTuple):
                 f"prompt of row {row['id']}: it carries the chat template already, as others may: such prompts are "
                 "taken as they are"
             )
-            # The template writes its beginning of sequence once, and the tokenizer adds none to a chat.
+            # The template writes its beginning of sequence once, and the tokenizer adds none to a
+            # chat.
             bos = self.tokenizer.bos_token or ""
             prompt = row["prompt"]
             return bos + prompt.removeprefix(bos) if self.layout.writes_bos else prompt
@@ -113,11 +114,16 @@ class ChatTemplate(NamedTuple):
             return RowTexts(prompt, row["completion"])
         if self._is_rendered(row):
             return RowTexts(prompt, self._with_end(row["completion"]))
-        # The completion is cut out of the whole chat, as templates may change it: they strip blanks, or write an empty
-        # thinking part before it. This is right only where the chat begins with the very prompt that a sampler gets.
+        # The completion is cut out of the whole chat, as templates may change it: they strip
+        # blanks, or write an empty thinking part before it. This is right only where the chat
+        # begins with the very prompt that a sampler gets.
         tail = self.layout.tail
         chat = self._render([*self._turns(row), _answer(row)], row)
-        if not self.layout.has_whole_chats or not chat.startswith(prompt) or not chat.endswith(tail):
+        if (
+            not self.layout.has_whole_chats
+            or not chat.startswith(prompt)
+            or not chat.endswith(tail)
+        ):
             raise ConfigError(
                 "use_chat_template: expected False, or for supervised rows a chat template that writes a prompt the "
                 f"same with its completion (row {row['id']}), got a prompt that ends in {prompt[-40:]!r}, and "
@@ -170,7 +176,8 @@ class ChatTemplate(NamedTuple):
         renderings = iter(self._render_all(pairs))
         for row, chat in zip(rows, chats, strict=True):
             text = next(renderings) if chat else ""
-            # Where the template has changed the completion, or what is around it, the row takes the slow way.
+            # Where the template has changed the completion, or what is around it, the row takes the
+            # slow way.
             ending = self.layout.opening + row["completion"] + self.layout.tail
             if not text.endswith(ending):
                 yield None
@@ -216,8 +223,9 @@ class ChatTemplate(NamedTuple):
                     f"turns of the assistant, got none in row {row['id']}"
                 )
             return spans
-        # Without such blocks, the chat is rendered up to each turn of the assistant: what the whole chat has beyond it
-        # begins with the turn. A call of a tool has no text of its own that could be looked for.
+        # Without such blocks, the chat is rendered up to each turn of the assistant: what the whole
+        # chat has beyond it begins with the turn. A call of a tool has no text of its own that
+        # could be looked for.
         chat = self._render(turns, row)
         spans = []
         for number, turn in enumerate(turns):
@@ -270,7 +278,8 @@ class ChatTemplate(NamedTuple):
         """Return all turns before the completion: system, examples, and those of the row."""
         *examples, last = self._with_examples(row)
         turns = turns_of(last)
-        # The row's own system turn wins, and an example's is left out: a chat has at most one, the first turn.
+        # The row's own system turn wins, and an example's is left out: a chat has at most one, the
+        # first turn.
         system = turns[:1] if turns[0]["role"] in SYSTEM_ROLES else system_turns(self.system_prompt)
         example_turns: list[Message] = []
         for example in examples:
@@ -338,15 +347,21 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
         # Prompts that are cut are text to be continued, so by default there is no chat.
         is_used = bool(tokenizer.chat_template) and config.input_max_text_length is None
     elif is_used and not tokenizer.chat_template:
-        raise ConfigError("use_chat_template: expected a tokenizer with a chat template, got one without")
+        raise ConfigError(
+            "use_chat_template: expected a tokenizer with a chat template, got one without"
+        )
     if is_used:
         layout = find_layout(tokenizer, config.system_prompt, config.chat_template_kwargs or {})
         examples = load_examples(config)
-        return ChatTemplate(tokenizer, True, layout, config.system_prompt, config.chat_template_kwargs, examples)
+        return ChatTemplate(
+            tokenizer, True, layout, config.system_prompt, config.chat_template_kwargs, examples
+        )
     if config.system_prompt is not None:
         raise ConfigError("system_prompt: expected None without a chat template, got a text")
     if config.chat_template_kwargs is not None:
-        raise ConfigError("chat_template_kwargs: expected None without a chat template, got a mapping")
+        raise ConfigError(
+            "chat_template_kwargs: expected None without a chat template, got a mapping"
+        )
     return without_template(tokenizer, load_examples(config))
 
 

@@ -66,26 +66,34 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     column = "messages" if is_chat(row) else prompt_column
     if not isinstance(row.get(column), list):
         if column == "messages":
-            raise DataError(f"{location}: field 'messages': expected a list of turns, got {row[column]!r:.60}")
+            raise DataError(
+                f"{location}: field 'messages': expected a list of turns, got {row[column]!r:.60}"
+            )
         return row
     # An answer may be the last turn, or a column; where it is both, they must agree.
     turns = _read_turns(row[column], f"{location}: field '{column}'")
     answer = _read_completion(row.get("completion"), f"{location}: field 'completion'")
     if turns[-1]["role"] == "assistant":
-        last_turn = _check_answer(turns.pop(), f"{location}: field '{column}', turn {len(turns) + 1}")
+        last_turn = _check_answer(
+            turns.pop(), f"{location}: field '{column}', turn {len(turns) + 1}"
+        )
         if answer is not None and answer != last_turn:
             content = answer.get("content", answer)
-            raise DataError(f"{location}: field 'completion': expected that of {column}, got {content!r:.60}")
+            raise DataError(
+                f"{location}: field 'completion': expected that of {column}, got {content!r:.60}"
+            )
         answer = last_turn
     question = last_user_turn(turns)
     if question is None or turns[-1]["role"] not in ("user", "tool"):
         role = turns[-1]["role"] if turns else "none"
-        # Two answers in a row, or a system turn alone: no template says where the model would begin.
+        # Two answers in a row, or a system turn alone: no template says where the model would
+        # begin.
         raise DataError(
             f"{location}: field '{column}': expected a turn of the user, or of a tool after one, before the "
             f"completion, got {role}"
         )
-    # The text alone is what rewards and reports read. A call of a tool is more than text, and kept beside it.
+    # The text alone is what rewards and reports read. A call of a tool is more than text, and kept
+    # beside it.
     row = dict(row)
     if answer is not None:
         row["completion"] = answer.get("content", "")
@@ -104,7 +112,9 @@ def _read_tools(value: Any, location: str) -> list[dict[str, Any]]:
         try:
             value = parse_json(value)
         except DataError as error:
-            raise DataError(f"{location}: expected a list of tools, as such or in JSON, got {error}") from None
+            raise DataError(
+                f"{location}: expected a list of tools, as such or in JSON, got {error}"
+            ) from None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise DataError(f"{location}: expected a list of tools, each a mapping, got {value!r:.60}")
     return _without_none(value)
@@ -118,7 +128,9 @@ def _read_completion(value: Any, location: str) -> Message | None:
         return {"role": "assistant", "content": value}
     turns = _read_turns(value, location)
     if [turn["role"] for turn in turns] != ["assistant"]:
-        raise DataError(f"{location}: expected a text, or one turn of the assistant, got {value!r:.60}")
+        raise DataError(
+            f"{location}: expected a text, or one turn of the assistant, got {value!r:.60}"
+        )
     return _check_answer(turns[0], f"{location}, turn 1")
 
 
@@ -137,7 +149,10 @@ def _check_answer(turn: Message, location: str) -> Message:
 def _read_turns(value: Any, location: str) -> list[Message]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise DataError(f"{location}: expected a list of turns, got {value!r:.60}")
-    return [_read_turn(turn, number, f"{location}, turn {number}") for number, turn in enumerate(value, 1)]
+    return [
+        _read_turn(turn, number, f"{location}, turn {number}")
+        for number, turn in enumerate(value, 1)
+    ]
 
 
 def _read_turn(value: Any, number: int, location: str) -> Message:
@@ -165,7 +180,9 @@ def _read_text(content: Any, location: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise DataError(f"{location}: expected str, or a list of parts of type text, got {content!r:.60}")
+        raise DataError(
+            f"{location}: expected str, or a list of parts of type text, got {content!r:.60}"
+        )
     texts = []
     for number, part in enumerate(content, 1):
         kind = part.get("type") if isinstance(part, Mapping) else None
@@ -182,7 +199,9 @@ def _read_tool_call(call: Any, location: str) -> dict[str, Any]:
     """Check a call of a tool; arguments in JSON become a mapping, which is what chat templates write as JSON."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(f"{location}: expected mappings with a function and its name, got {call!r:.60}")
+        raise DataError(
+            f"{location}: expected mappings with a function and its name, got {call!r:.60}"
+        )
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return dict(call)
@@ -191,7 +210,9 @@ def _read_tool_call(call: Any, location: str) -> dict[str, Any]:
     except DataError:  # the error below shows the text itself
         mapping = None
     if not isinstance(mapping, dict):
-        raise DataError(f"{location}, arguments: expected a mapping, as such or in JSON, got {arguments!r:.60}")
+        raise DataError(
+            f"{location}, arguments: expected a mapping, as such or in JSON, got {arguments!r:.60}"
+        )
     function = {**function, "arguments": mapping}
     return {**call, "function": function} if "function" in call else function
 

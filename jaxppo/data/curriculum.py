@@ -104,7 +104,8 @@ class SuccessCurriculum:
         """
         # A function of seed and step alone, so that a resumed run draws the same.
         generator = np.random.default_rng((self.seed, step, len(self.domains)))
-        # Which rows are drawn together depends on how they lie, so a domain's rows lie in a new order at every step.
+        # Which rows are drawn together depends on how they lie, so a domain's rows lie in a new
+        # order at every step.
         order = generator.permutation(np.flatnonzero(self.available(state)))
         order = order[np.argsort(self.domains[order], kind="stable")]
         weights = self.weights(state)[order]
@@ -113,7 +114,8 @@ class SuccessCurriculum:
         points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * ends[-1]
         # The last point may be rounded up to the end of the line, where no row is.
         places = np.minimum(np.searchsorted(ends, points, side="right"), len(order) - 1)
-        # Shuffled, as the rows of a domain are still side by side, and a micro-batch should have all domains.
+        # Shuffled, as the rows of a domain are still side by side, and a micro-batch should have
+        # all domains.
         return state._replace(rows=generator.permutation(order[places]).astype(np.int32))
 
     def update(
@@ -126,7 +128,8 @@ class SuccessCurriculum:
             scores: [B] of its completions, those of a prompt adjacent; None: has none, and is no try.
             step: number of the update, from 0.
         """
-        # The metrics are of the rows that could be drawn for this update, before longer plans come in.
+        # The metrics are of the rows that could be drawn for this update, before longer plans come
+        # in.
         observed = self._with_scores(state, scores)
         next_state = self._with_longer_plans(observed)
         estimates = self.estimates(observed)[self.available(observed)]
@@ -144,11 +147,12 @@ class SuccessCurriculum:
 
     def estimates(self, state: Curriculum) -> np.ndarray:
         """Compute p of every row, [N], in (0, 1)."""
-        # An untried prompt is like others of its domain and length. While each counted as 1/2, half of the samples were
-        # short plans that had long been learned.
+        # An untried prompt is like others of its domain and length. While each counted as 1/2, half
+        # of the samples were short plans that had long been learned.
         groups = self.domains
         if self.lengths is not None:
-            groups = groups * (self.lengths.max() + 1) + self.lengths  # one number for domain and length
+            # One number for domain and length
+            groups = groups * (self.lengths.max() + 1) + self.lengths
         successes = np.asarray(state.successes, np.float64)
         trials = np.asarray(state.trials, np.float64)
         group_successes = np.bincount(groups, successes) + PRIOR / 2
@@ -175,7 +179,8 @@ class SuccessCurriculum:
         tries = np.bincount(rows, [score is not None for score in scores], len(self.domains))
         # A prompt that was not tried keeps its counts: nothing new is known of it.
         decay = np.where(tries > 0, DECAY, 1.0)
-        # Prompts with much to learn from are drawn more often; divided by their weight, a domain's prompts count alike.
+        # Prompts with much to learn from are drawn more often; divided by their weight, a domain's
+        # prompts count alike.
         weights = self.weights(state)
         domain_wins = np.bincount(self.domains, wins / weights)
         domain_tries = np.bincount(self.domains, tries / weights)
@@ -194,7 +199,9 @@ class SuccessCurriculum:
         With `ahead` the next batch was drawn without them, and is not counted: -1 tries until then.
         """
         limits = np.asarray(state.limits)
-        new_limits = np.where(success_shares(state) >= self.threshold, self._next_limits(limits), limits)
+        new_limits = np.where(
+            success_shares(state) >= self.threshold, self._next_limits(limits), limits
+        )
         no_counts = np.array([0, -1 if self.async_rollouts else 0], np.float32)
         recent = np.where((new_limits > limits)[:, None], no_counts, state.recent)
         return state._replace(limits=new_limits, recent=recent)

@@ -45,7 +45,9 @@ def _is_for_library(folder: Path, split: str) -> bool:
     if any((folder / f"{split}{ending}").exists() for ending in (".jsonl", ".parquet")):
         return False
     card = folder / "README.md"
-    if card.is_file() and re.match(r"---\n(.*\n)*?configs:", card.read_text(encoding="utf-8", errors="replace")):
+    if card.is_file() and re.match(
+        r"---\n(.*\n)*?configs:", card.read_text(encoding="utf-8", errors="replace")
+    ):
         return True
     part = "-?????-of-?????.parquet"
     patterns = [f"*{part}", f"*/*{part}"]
@@ -81,7 +83,9 @@ def library_table(
         )
     is_saved = (folder / "dataset_dict.json").exists()
     if is_saved and configuration is not None:
-        raise DataError(f"dataset_config: expected none for the saved data set {name}, got {configuration!r}")
+        raise DataError(
+            f"dataset_config: expected none for the saved data set {name}, got {configuration!r}"
+        )
     table: Any
     try:
         if not is_saved:
@@ -92,7 +96,9 @@ def library_table(
     except Exception as error:  # whatever the many readers and the hub raise
         if "Config name is missing" in str(error):
             names = ", ".join(datasets.get_dataset_config_names(name))
-            raise DataError(f"dataset_config: expected one of {names} for {name}, got none") from error
+            raise DataError(
+                f"dataset_config: expected one of {names} for {name}, got none"
+            ) from error
         reason = str(error).strip().split("\n")[0]
         reason = f"{type(error).__name__}: {reason}"
         if not folder.is_dir():

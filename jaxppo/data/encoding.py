@@ -83,7 +83,9 @@ def encode_prompts_of_any_length(
 ) -> list[list[int]]:
     """Return the token ids of every row's prompt, also of an empty one."""
     texts = [template.prompt_text(row) for row in activity.track("writing prompts", rows)]
-    return _with_start(_encode_column(tokenizer, rows, texts, "prompt"), _prompt_start(tokenizer, template))
+    return _with_start(
+        _encode_column(tokenizer, rows, texts, "prompt"), _prompt_start(tokenizer, template)
+    )
 
 
 def cut_prompts(
@@ -105,7 +107,8 @@ def cut_prompts(
     Raises:
         DataError: as for `encode_prompts`.
     """
-    # A function of the seed and the number of rows, so that training, evaluation and a resumed run cut alike.
+    # A function of the seed and the number of rows, so that training, evaluation and a resumed run
+    # cut alike.
     shortest, longest = text_lengths
     rng = np.random.default_rng((seed, len(rows)))
     lengths = rng.integers(shortest, longest, len(rows), endpoint=True)
@@ -126,10 +129,13 @@ def _check_lengths(
 ) -> None:
     """Raise a `DataError` that names the first row whose prompt has no token beside its start, or too many."""
     for row, ids in zip(rows, encoded, strict=True):
-        # A prompt that is its start alone is an empty text; with one that has more, the start counts, too.
+        # A prompt that is its start alone is an empty text; with one that has more, the start
+        # counts, too.
         length = len(ids) if len(ids) > num_start else 0
         if length == 0 or (limit is not None and length > limit):
-            allowed = "1 token or more" if limit is None else f"1 to max_prompt_length={limit} tokens"
+            allowed = (
+                "1 token or more" if limit is None else f"1 to max_prompt_length={limit} tokens"
+            )
             advice = "; a larger max_prompt_length may help" if length else ""
             raise DataError(f"prompt of row {row['id']}: expected {allowed}, got {length}{advice}")
 
@@ -182,16 +188,21 @@ def encode_rows(
         if assistant_only:
             encoded = _encode_chats(tokenizer, rows, texts, template, max_length)
             return [_with_end(row, template.end_id) for row in encoded]
-        # Rule 1, and rule 2: the ids of prompts alone, and those of the joined text that follow them.
+        # Rule 1, and rule 2: the ids of prompts alone, and those of the joined text that follow
+        # them.
         start = _prompt_start(tokenizer, template)
         joined = _joined_ids(tokenizer, texts)
         prompts = _with_start(_prompt_ids(tokenizer, rows, texts, joined), start)
         if not may_lack_prompt:
             _check_lengths(rows, prompts, len(start), max_length)
         if joined is None:
-            completions = _encode_column(tokenizer, rows, [text.completion for text in texts], "completion")
+            completions = _encode_column(
+                tokenizer, rows, [text.completion for text in texts], "completion"
+            )
         else:
-            completions = _completion_ids(tokenizer, rows, texts, prompts, _with_start(joined, start))
+            completions = _completion_ids(
+                tokenizer, rows, texts, prompts, _with_start(joined, start)
+            )
         encoded = map(EncodedRow, prompts, completions)
         return [_with_end(row, template.end_id) for row in encoded]
 
@@ -202,7 +213,10 @@ def encode_completions(
     template: ChatTemplate | None = None,
 ) -> list[list[int]]:
     """Return the token ids of every row's completion as it stands after its prompt, with the token that ends it."""
-    return [row.completion for row in encode_rows(tokenizer, rows, template=template, may_lack_prompt=True)]
+    return [
+        row.completion
+        for row in encode_rows(tokenizer, rows, template=template, may_lack_prompt=True)
+    ]
 
 
 def _with_end(row: EncodedRow, end_id: int) -> EncodedRow:
@@ -244,7 +258,8 @@ def _prompt_ids(
     special_ids = _special_ids(tokenizer)
     if joined is None or not special_ids:
         return _encode_column(tokenizer, rows, [text.prompt for text in texts], "prompt")
-    # Of several tokens that begin at one place, the longest is found: in reverse order it comes before its prefixes.
+    # Of several tokens that begin at one place, the longest is found: in reverse order it comes
+    # before its prefixes.
     pattern = re.compile("|".join(map(re.escape, sorted(special_ids, reverse=True))))
     shared = []
     tails = []
@@ -253,7 +268,9 @@ def _prompt_ids(
         shared.append(ids[:shared_count])
         tails.append(tail)
     distinct_tails = list(dict.fromkeys(tails))
-    tail_ids = dict(zip(distinct_tails, token_ids(tokenizer, distinct_tails, "prompt"), strict=True))
+    tail_ids = dict(
+        zip(distinct_tails, token_ids(tokenizer, distinct_tails, "prompt"), strict=True)
+    )
     return [[*ids, *tail_ids[tail]] for ids, tail in zip(shared, tails, strict=True)]
 
 
@@ -261,8 +278,11 @@ def _special_ids(tokenizer: Any) -> dict[str, int]:
     """Return the ids of tokens that are found in a text before anything else, whatever stands around them."""
     special_ids = {}
     for token_id, token in tokenizer.added_tokens_decoder.items():
-        # Others take the blanks around them, or need them, so that the ids beside them depend on what stands there.
-        if token.special and not (token.lstrip or token.rstrip or token.single_word or token.normalized):
+        # Others take the blanks around them, or need them, so that the ids beside them depend on
+        # what stands there.
+        if token.special and not (
+            token.lstrip or token.rstrip or token.single_word or token.normalized
+        ):
             special_ids[token.content] = token_id
     return special_ids
 
@@ -274,7 +294,8 @@ def _shared_with_joined(
     pattern: re.Pattern[str],
 ) -> tuple[int, str]:
     """Return how many ids of a joined text come before the last special token of its prompt, and the text from it."""
-    # Tokens may overlap, so the search goes on from the next character, not from the end of the last match.
+    # Tokens may overlap, so the search goes on from the next character, not from the end of the
+    # last match.
     match = pattern.search(text.prompt)
     if match is None:
         return 0, text.prompt
@@ -284,7 +305,8 @@ def _shared_with_joined(
     tail = text.prompt[match.start() :]
     num_earlier = text.prompt.count(token) - 1
     num_later = tail[len(token) :].count(token) + text.completion.count(token)
-    # Each must be one token of the ids, or the loop below ends at another one: not so where one is part of another.
+    # Each must be one token of the ids, or the loop below ends at another one: not so where one is
+    # part of another.
     token_id = special_ids[token]
     if ids.count(token_id) != num_earlier + 1 + num_later:
         return 0, text.prompt
@@ -332,7 +354,9 @@ def _encode_chats(
     max_length: int | None,
 ) -> list[EncodedRow]:
     """Tokenize chats as a whole, and mark the tokens that their turns of the assistant have a part in."""
-    chat_encodings = encodings(tokenizer, [text.prompt + text.completion for text in texts], offsets=True)
+    chat_encodings = encodings(
+        tokenizer, [text.prompt + text.completion for text in texts], offsets=True
+    )
     chats = []
     prompts = []
     for row, text in zip(rows, texts, strict=True):
@@ -340,13 +364,14 @@ def _encode_chats(
         with named_in_errors(f"chat of row {row['id']}"):
             encoding = next(chat_encodings)
         ids = encoding.ids
-        # Both are in order: tokens are in the order of their characters, also where several share one.
+        # Both are in order: tokens are in the order of their characters, also where several share
+        # one.
         offsets = encoding.offsets
         token_starts = [start for start, _ in offsets]
         token_ends = [end for _, end in offsets]
         loss_mask = [False] * len(ids)
-        # A token that has but a part of the turn, such as one with the blank before it, is learned: otherwise the first
-        # word of the answer would not be.
+        # A token that has but a part of the turn, such as one with the blank before it, is learned:
+        # otherwise the first word of the answer would not be.
         for start, end in template.assistant_spans(row):
             first = bisect_right(token_ends, start)
             stop = bisect_left(token_starts, end)

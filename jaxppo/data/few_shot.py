@@ -47,7 +47,9 @@ class Examples(NamedTuple):
         rng = random.Random(f"{self.seed}/{row['id']}")
         candidates = rng.sample(pool, min(self.n_shots + 1, len(pool)))
         problem = _problem(row)
-        examples = [example for example in candidates if _problem(example) != problem][: self.n_shots]
+        examples = [example for example in candidates if _problem(example) != problem][
+            : self.n_shots
+        ]
         if len(examples) < self.n_shots:
             shared = ", ".join(f"{name} {row[name]}" for name in _SHARED if name in row)
             if shared:
@@ -76,7 +78,9 @@ def load_examples(config: DataConfig) -> Examples | None:
     try:
         rows = load_split(config, SPLIT, None, {"prompt": str, "completion": str})
     except DataError as error:
-        raise DataError(f"n_shots: expected solved rows in split {SPLIT} for examples, got: {error}") from error
+        raise DataError(
+            f"n_shots: expected solved rows in split {SPLIT} for examples, got: {error}"
+        ) from error
     check_same(config.dataset, SPLIT, rows)
     # A problem that is in the data twice would be shown twice, or beside its own answer.
     rows_by_problem: dict[Key, dict[str, Row]] = {}

@@ -44,7 +44,9 @@ def convert_row(row: Row, location: str) -> Row:
         turns = row["conversations"]
         return row | {"messages": [*_system_turns(row, turns), *turns]}
     if row.get("instruction") is not None and "output" in row:
-        _warn_once("instruction and input are read as the prompt, output as the completion (Alpaca)")
+        _warn_once(
+            "instruction and input are read as the prompt, output as the completion (Alpaca)"
+        )
         return _alpaca_row(row, location)
     return row
 
@@ -71,14 +73,17 @@ def _alpaca_row(row: Row, location: str) -> Row:
     history = []
     for pair in row.get("history") or ():
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise DataError(f"{location}: field 'history': expected pairs of question and answer, got {pair!r:.60}")
+            raise DataError(
+                f"{location}: field 'history': expected pairs of question and answer, got {pair!r:.60}"
+            )
         history.append({"role": "user", "content": pair[0]})
         history.append({"role": "assistant", "content": pair[1]})
     converted = row | {"prompt": prompt}
     if row["output"] is not None:
         converted["completion"] = row["output"]
     turns = [*_system_turns(row, history), *history]
-    # A row that is a question alone stays a text, so that models without a chat template can learn from it.
+    # A row that is a question alone stays a text, so that models without a chat template can learn
+    # from it.
     if turns:
         converted["messages"] = [*turns, {"role": "user", "content": prompt}]
     return converted

@@ -6,7 +6,14 @@ What a step learns from depends on nothing but the settings and its number, so a
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from jaxppo.data.batches import SEQUENCE_BUCKET, bucket, length_gaps, longest_shapes, packed, row_order
+from jaxppo.data.batches import (
+    SEQUENCE_BUCKET,
+    bucket,
+    length_gaps,
+    longest_shapes,
+    packed,
+    row_order,
+)
 from jaxppo.data.chats import Row
 from jaxppo.data.encoding import EncodedRow
 from jaxppo.data.rows import require_problem
@@ -100,14 +107,17 @@ def renamed_in_every_epoch(
     def rename(row: Row, rng: random.Random) -> Row:
         if numbered:
             return numbered_row(row, rng)
-        return renamed_row(row, pools[row["domain"]], rng, names="names" in augment, order="order" in augment)
+        return renamed_row(
+            row, pools[row["domain"]], rng, names="names" in augment, order="order" in augment
+        )
 
     def rows_of(step: int) -> list[Row]:
         start = step * batch_size
         order = row_order(len(rows), seed, start, batch_size).tolist()
         step_rows = []
         for place, number in enumerate(order, start):
-            # Random numbers of the row and the epoch: the names do not depend on what was drawn before.
+            # Random numbers of the row and the epoch: the names do not depend on what was drawn
+            # before.
             rng = random.Random(f"{seed}/{place // len(rows)}/{number}")
             step_rows.append(rename(rows[number], rng))
         return step_rows

@@ -78,7 +78,8 @@ def limited_rows(
                 f"max_length: expected at most {limit.max_length} tokens with overlong error, got {ids.length} in row "
                 f"{row['id']}"
             )
-        # A row whose prompt takes up all tokens has nothing left to learn: to cut it is to leave it out.
+        # A row whose prompt takes up all tokens has nothing left to learn: to cut it is to leave it
+        # out.
         num_overlong += 1
         shorter = _cut(ids, limit.max_length)
         if shorter.loss_mask is None:
@@ -145,4 +146,6 @@ def report_left_out(
     """Report how many rows of each split `without_overlong` has left out."""
     for split, count in counts.items():
         if count:
-            tell(f"{count} rows of split {split} left out: prompts longer than {config.longest_prompt} tokens")
+            tell(
+                f"{count} rows of split {split} left out: prompts longer than {config.longest_prompt} tokens"
+            )

@@ -62,7 +62,9 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
     for number, row in enumerate(rows):
         location = f"{dataset}, split {split}, row {number}"
         if row.get("messages") is not None:
-            raise DataError(f"{location}: expected prompt, chosen and rejected, got a chat in messages")
+            raise DataError(
+                f"{location}: expected prompt, chosen and rejected, got a chat in messages"
+            )
         for side in ("chosen", "rejected"):
             if not isinstance(row.get(side), str | list):
                 raise DataError(
@@ -103,14 +105,19 @@ def encode_pairs(
         margins.append(_margin(row, row_location))
         chosen.append(_side(row, "chosen", row_location))
         rejected.append(_side(row, "rejected", row_location))
-        # Without a prompt a text may be anything, such as a dialogue that is written out: there is no turn to render.
+        # Without a prompt a text may be anything, such as a dialogue that is written out: there is
+        # no turn to render.
         is_plain.append(row.get("prompt") is None and isinstance(row["chosen"], str))
     chosen_ids = _encode(tokenizer, chosen, is_plain, template)
     rejected_ids = _encode(tokenizer, rejected, is_plain, template)
     pairs = list(map(Pair, chosen_ids, rejected_ids, margins))
-    short_pairs = [pair for pair in pairs if max(len(pair.chosen), len(pair.rejected)) <= max_length]
+    short_pairs = [
+        pair for pair in pairs if max(len(pair.chosen), len(pair.rejected)) <= max_length
+    ]
     if not short_pairs:
-        raise DataError(f"{location}: expected a pair of at most {max_length} tokens, got {len(pairs)} longer ones")
+        raise DataError(
+            f"{location}: expected a pair of at most {max_length} tokens, got {len(pairs)} longer ones"
+        )
     return Pairs(short_pairs, len(pairs) - len(short_pairs))
 
 
@@ -118,14 +125,18 @@ def _side(row: Row, side: str, location: str) -> Row:
     """Return one completion of a row as a row of its own."""
     prompt = row.get("prompt")
     if prompt is not None and not isinstance(prompt, str | list):
-        raise DataError(f"{location}: field 'prompt': expected a text, a list of turns or nothing, got {prompt!r:.60}")
+        raise DataError(
+            f"{location}: field 'prompt': expected a text, a list of turns or nothing, got {prompt!r:.60}"
+        )
     turns = row[side]
     if prompt is None and isinstance(turns, list):
         return plain_row({"id": location, "messages": turns}, f"{location}, {side}")
     # A text before turns is what the user said.
     if isinstance(turns, list) and not isinstance(prompt, list):
         prompt = [{"role": "user", "content": prompt or ""}]
-    return plain_row({"id": location, "prompt": prompt or "", "completion": turns}, f"{location}, {side}")
+    return plain_row(
+        {"id": location, "prompt": prompt or "", "completion": turns}, f"{location}, {side}"
+    )
 
 
 def _encode(
@@ -154,7 +165,9 @@ def _margin(row: Row, location: str) -> float:
         return 0.0
     # A bool is an int to Python.
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise DataError(f"{location}: field 'margin': expected a finite number or nothing, got {margin!r:.60}")
+        raise DataError(
+            f"{location}: field 'margin': expected a finite number or nothing, got {margin!r:.60}"
+        )
     return float(margin)
 
 

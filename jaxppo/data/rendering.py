@@ -32,7 +32,10 @@ def render_chats(
     except Exception as error:  # whatever a template raises
         if len(chats) > 1:
             # One by one, so that the error names the first chat that is refused.
-            return [render(tokenizer, turns, arguments, label) for turns, label in zip(chats, labels, strict=True)]
+            return [
+                render(tokenizer, turns, arguments, label)
+                for turns, label in zip(chats, labels, strict=True)
+            ]
         roles = ", ".join(turn["role"] for turn in chats[0])
         raise ConfigError(
             f"use_chat_template: expected a chat template for the turns {roles}{labels[0]}, got "
@@ -72,9 +75,12 @@ def check_complete(
             )
 
 
-def _optional_parts(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _optional_parts(
+    turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
     """Yield the parts that many templates do not know, each with a text that it must leave in the rendered chat."""
-    # Turns of the system, the user and the assistant are written or refused; others may be passed over.
+    # Turns of the system, the user and the assistant are written or refused; others may be passed
+    # over.
     for turn in turns:
         if turn["role"] in ("developer", "tool"):
             yield f"the turn of the {turn['role']}", turn.get("content", "")
@@ -88,11 +94,14 @@ def _optional_parts(turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 
 def _is_written(content: str, text: str) -> bool:
     """Return whether a rendered chat has a text, as it is or within JSON."""
-    # Templates strip blanks; calls and schemas of tools are mostly written as JSON, with or without \u escapes.
+    # Templates strip blanks; calls and schemas of tools are mostly written as JSON, with or without
+    # \u escapes.
     content = content.strip()
     if content in text:
         return True
-    return any(json.dumps(content, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True))
+    return any(
+        json.dumps(content, ensure_ascii=is_ascii)[1:-1] in text for is_ascii in (False, True)
+    )
 
 
 def generation_spans(
@@ -103,7 +112,8 @@ def generation_spans(
     """Return the characters of a chat that its template has in `{% generation %}` blocks."""
     from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
 
-    # `apply_chat_template` gives these spans as a mask of tokens alone, and only where it tokenizes the chat itself.
+    # `apply_chat_template` gives these spans as a mask of tokens alone, and only where it tokenizes
+    # the chat itself.
     _, (spans,) = render_jinja_template(
         [list(turns)],
         chat_template=tokenizer.get_chat_template(),

@@ -58,10 +58,13 @@ def load_split(
         if config.numbers_objects and config.stream_domains is None:
             rows = [_with_numbered_objects(row, config.data_seed) for row in rows]
         return rows
-    # Columns are checked as rows are read, before the slow checks of their PDDL: the first bad file is named at once.
+    # Columns are checked as rows are read, before the slow checks of their PDDL: the first bad file
+    # is named at once.
     reader = RowReader(config, split, validator, columns)
     with reader.advising_on_columns(), paused_collection(), activity.show(f"reading split {split}"):
-        source_rows = read_rows(config.dataset, split, reader.columns, config.dataset_config, reader.convert)
+        source_rows = read_rows(
+            config.dataset, split, reader.columns, config.dataset_config, reader.convert
+        )
     rows = []
     for number, source_row in enumerate(activity.track("checking", source_rows)):
         row = reader.finish(source_row, number)
@@ -185,7 +188,9 @@ class RowReader:
         self._split = split
         self._validator = validator
         # A chat in `messages` has its prompt in `prompt` once it is converted.
-        self._prompt_column = "prompt" if config.prompt_column == "messages" else config.prompt_column
+        self._prompt_column = (
+            "prompt" if config.prompt_column == "messages" else config.prompt_column
+        )
         if validator is not None:
             self.columns = datasets.COLUMNS
         else:
@@ -217,7 +222,9 @@ class RowReader:
         """Return a row whose columns are checked as it is used; None for one whose prompt is too short."""
         config = self._config
         if self._validator is not None:
-            check_row(row, f"{config.dataset}, split {self._split}, row {row['id']}", self._validator)
+            check_row(
+                row, f"{config.dataset}, split {self._split}, row {row['id']}", self._validator
+            )
         else:
             prompt = row[self._prompt_column]
             if len(prompt) < config.min_prompt_characters:
@@ -261,7 +268,9 @@ def _with_numbered_objects(row: Row, seed: int) -> Row:
 def require_problem(row: Row, setting: str) -> None:
     """Raise a `DataError` that names the setting, unless the row is a planning problem as the generators write it."""
     if not datasets.COLUMNS.keys() <= row.keys() or "messages" in row:
-        raise DataError(f"{setting}: expected planning problems, got row {row['id']} with columns {', '.join(row)}")
+        raise DataError(
+            f"{setting}: expected planning problems, got row {row['id']} with columns {', '.join(row)}"
+        )
 
 
 def check_row(row: Row, location: str, validator: str) -> None:
@@ -285,7 +294,8 @@ def check_row(row: Row, location: str, validator: str) -> None:
         )
     column = "domain_pddl"
     try:
-        # Without a name of their own the parsed texts are shared between rows, and with the validator later.
+        # Without a name of their own the parsed texts are shared between rows, and with the
+        # validator later.
         domain = parse_domain(row["domain_pddl"])
         column = "problem_pddl"
         parse_problem(row["problem_pddl"], domain)
@@ -301,7 +311,9 @@ def _check_reference_plan(value: list[Any], location: str) -> None:
     plans = value if value and isinstance(value[0], list) else [value]
     for plan in plans:
         if not isinstance(plan, list) or not all(isinstance(action, str) for action in plan):
-            raise DataError(f"{location}: expected '(action args)' strings or lists of them, got {value!r:.60}")
+            raise DataError(
+                f"{location}: expected '(action args)' strings or lists of them, got {value!r:.60}"
+            )
         for action in plan:
             try:
                 parse_action(action)

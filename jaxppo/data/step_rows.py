@@ -114,7 +114,8 @@ class StepRows:
                 raise ValueError(f"step: expected {next_step}, the next one, got {step}")
             self._rows[step] = self._draw()
             self._states[step + 1] = self._state()
-            # Where the next batch is sampled ahead, a checkpoint is of the step before this one; never of an older one.
+            # Where the next batch is sampled ahead, a checkpoint is of the step before this one;
+            # never of an older one.
             self._rows.pop(step - 2, None)
             self._states.pop(step - 2, None)
         return self._rows[step]
@@ -135,7 +136,9 @@ class StepRows:
             state: of a checkpoint; where it has none, or that of other data, the first rows come next.
         """
         if state is None or state["name"] != self.stream.name:
-            self._warn(f"{self.stream.name}: the checkpoint was not made with these rows: the first of them come next")
+            self._warn(
+                f"{self.stream.name}: the checkpoint was not made with these rows: the first of them come next"
+            )
             state = self._first_state
         self.stream.load_state_dict(state["stream"])
         self._counts = dict(state["counts"])
@@ -151,7 +154,11 @@ class StepRows:
         return text
 
     def _state(self) -> dict[str, Any]:
-        return {"name": self.stream.name, "stream": self.stream.state_dict(), "counts": dict(self._counts)}
+        return {
+            "name": self.stream.name,
+            "stream": self.stream.state_dict(),
+            "counts": dict(self._counts),
+        }
 
     def _draw(self) -> list[Any]:
         rows: list[Any] = []
@@ -161,12 +168,15 @@ class StepRows:
             num_missing = self._batch_size - len(rows)
             selected = self._select(self.stream.draw(num_missing))
             if selected.overlong and not counts["overlong"]:
-                self._warn(f"{self.stream.name}: there are rows that are too long; they are counted")
+                self._warn(
+                    f"{self.stream.name}: there are rows that are too long; they are counted"
+                )
             counts["read"] += num_missing
             counts["overlong"] += selected.overlong
             counts["left_out"] += selected.left_out
             rows += selected.rows
-            # Two epochs on, a whole pass is over. Without this, rows that are all too long would be read for ever.
+            # Two epochs on, a whole pass is over. Without this, rows that are all too long would be
+            # read for ever.
             if not rows and self.stream.epoch > first_epoch + 1:
                 raise DataError(
                     f"{self.stream.name}: expected a row that is not left out, got none in a whole pass, "

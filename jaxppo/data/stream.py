@@ -20,9 +20,11 @@ def stream_of(config: DataConfig, split: str, augment: Collection[str] = ()) -> 
     """
     lengths = config.lengths_of(split)
     if lengths is None or split not in SPLITS:
-        raise DataError(f"train_split, eval_splits: expected one of {', '.join(SPLITS)} for a stream, got {split!r}")
-    # A problem's form decides its partition. `test` and `test_longer` draw from the same one, so that the lengths of
-    # their plans have to keep them apart.
+        raise DataError(
+            f"train_split, eval_splits: expected one of {', '.join(SPLITS)} for a stream, got {split!r}"
+        )
+    # A problem's form decides its partition. `test` and `test_longer` draw from the same one, so
+    # that the lengths of their plans have to keep them apart.
     test_lengths = parse_lengths(config.lengths_of("test") or "", "stream_lengths")
     longer_lengths = parse_lengths(config.lengths_of("test_longer") or "", "stream_lengths")
     if longer_lengths[0] <= test_lengths[-1]:
@@ -57,7 +59,8 @@ def stream_split(config: DataConfig, split: str) -> GeneratedSplit:
         raise DataError(
             "stream_rows: expected a number of problems of split train, which is endless for sft alone, got none"
         )
-    # A limited number of problems comes again and again where `sft` trains on them; a split has each of them once.
+    # A limited number of problems comes again and again where `sft` trains on them; a split has
+    # each of them once.
     stream = replace(stream_of(config, split), problems=None)
     request = json.loads(json.dumps(asdict(stream) | {"rows": count}))
     return GeneratedSplit("stream", split, request, lambda: distinct_rows(stream, count))

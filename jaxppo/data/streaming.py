@@ -39,7 +39,8 @@ class _FilePart:
 
     def __iter__(self) -> Iterator[SourceRow]:
         for row, location in self._rows:
-            # Before the row is given away: the reader stops in the middle, and asks for the state then.
+            # Before the row is given away: the reader stops in the middle, and asks for the state
+            # then.
             self._count += 1
             yield row, location, self._count - 1
 
@@ -84,7 +85,8 @@ class SplitParts(NamedTuple):
     """The parts of a split."""
 
     num_parts: int
-    open: Callable[[int, dict[str, Any]], SplitPart]  # number of a part, and its state; {}: from its beginning
+    # Number of a part, and its state; {}: from its beginning
+    open: Callable[[int, dict[str, Any]], SplitPart]
 
 
 def find_parts(config: DataConfig, split: str) -> SplitParts:
@@ -200,7 +202,8 @@ class RowStream:
             if self._block:
                 return
             # The last block ended with the last row of the last part, which nobody can know before.
-        # Blocks that all begin at the same rows in every epoch would bring the same rows together each time.
+        # Blocks that all begin at the same rows in every epoch would bring the same rows together
+        # each time.
         epoch = begin["epoch"] + 1
         fits = begin["fits"]
         if fits is None:
@@ -219,7 +222,8 @@ class RowStream:
         place = begin["part"]
         state = begin["part_state"]
         num_parts = self._parts.num_parts
-        # One generator for the order of parts and one for each block: a resumed run draws no numbers for those before.
+        # One generator for the order of parts and one for each block: a resumed run draws no
+        # numbers for those before.
         order = np.random.default_rng((self._seed, epoch, 0)).permutation(num_parts)
         # The rows of the last block go first, so that no more than one block is in memory.
         self._block = block = []
@@ -283,6 +287,8 @@ def open_stream(
     split = config.train_split
     reader = RowReader(config, split, validator, columns)
     parts = find_parts(config, split)
-    stream = RowStream(f"{config.dataset}, split {split}", parts, reader, seed, streaming.shuffle_buffer_size)
+    stream = RowStream(
+        f"{config.dataset}, split {split}", parts, reader, seed, streaming.shuffle_buffer_size
+    )
     check_same(config.dataset, split, stream.block)
     return stream

@@ -17,7 +17,8 @@ _LOG = logging.getLogger(__name__)
 _PROMPT = "prompt"
 _COMPLETION = "completion"
 
-# What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end of one.
+# What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end
+# of one.
 LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")
@@ -67,14 +68,18 @@ def find_layout(
     source = str(tokenizer.chat_template)
     for name in arguments:
         if not re.search(rf"\b{re.escape(name)}\b", source):
-            warn_once(f"chat_template_kwargs: the chat template does not read {name!r}, which changes nothing")
+            warn_once(
+                f"chat_template_kwargs: the chat template does not read {name!r}, which changes nothing"
+            )
     turns = [*system_turns(system_prompt), {"role": "user", "content": _PROMPT}]
     prompt = render(tokenizer, turns, arguments)
     chat = render(tokenizer, [*turns, {"role": "assistant", "content": _COMPLETION}], arguments)
     tail = _text_after_completion(prompt, chat)
     # Llama 3.1 and 3.2 write it, unless `date_string` is among the arguments.
     if any(time.strftime(form) in prompt for form in _DATE.findall(source)):
-        warn_once("the chat template writes today's date into every prompt: a run that goes on tomorrow has others")
+        warn_once(
+            "the chat template writes today's date into every prompt: a run that goes on tomorrow has others"
+        )
     end_id, before_end = _end(tokenizer, tail)
     bos = tokenizer.bos_token
     return TemplateLayout(
@@ -111,10 +116,12 @@ def _end(tokenizer: Any, tail: str) -> tuple[int, str]:
     """
     if not tail.strip():
         return tokenizer.eos_token_id, ""
-    # A template may end a turn with a token that the tokenizer does not list as its end of sequence. Blanks may come
-    # before it, and whatever after it.
+    # A template may end a turn with a token that the tokenizer does not list as its end of
+    # sequence. Blanks may come before it, and whatever after it.
     special_ids = set(tokenizer.all_special_ids)
-    special_ids |= {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special_ids |= {
+        token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
     for token_id in tokenizer(tail, add_special_tokens=False)["input_ids"]:
         if token_id not in special_ids:
             continue

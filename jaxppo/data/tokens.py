@@ -15,8 +15,8 @@ REPLACEMENT = "\ufffd"
 # How SentencePiece writes the blank before a word.
 _WORD_START = "\u2581"
 
-# Texts that are tokenized in one call. Encodings are many times as large as their ids: all at once took half as long
-# again.
+# Texts that are tokenized in one call. Encodings are many times as large as their ids: all at once
+# took half as long again.
 _BATCH_SIZE = 1000
 
 # --- texts to token ids
@@ -50,7 +50,8 @@ def encodings(
         texts: to be tokenized as they are.
         offsets: whether the encodings tell the characters of each token.
     """
-    # The backend keeps the truncation and padding that a tokenizer's files ask for, until a call without them.
+    # The backend keeps the truncation and padding that a tokenizer's files ask for, until a call
+    # without them.
     tokenizer("")
     # The backend makes no lists of masks beside the ids, which the tokenizer itself would.
     backend = tokenizer.backend_tokenizer
@@ -66,7 +67,8 @@ def named_in_errors(label: str) -> Iterator[None]:
     """Turn what a tokenizer raises in the block into a `DataError` that names the text."""
     try:
         yield
-    except Exception as error:  # the tokenizers library raises plain Exception for a word that a vocabulary lacks
+    except Exception as error:
+        # the tokenizers library raises plain Exception for a word that a vocabulary lacks
         raise DataError(
             f"{label}: expected text that the model's tokenizer can encode, got: {first_line(error)}"
         ) from error
@@ -91,7 +93,10 @@ def decode(
         mask: True where there is a token.
         end_ids: any of these ends a completion; default: the end of sequence.
     """
-    return [join_tokens(tokenizer, tokens) for tokens in completion_tokens(tokenizer, ids, mask, end_ids)]
+    return [
+        join_tokens(tokenizer, tokens)
+        for tokens in completion_tokens(tokenizer, ids, mask, end_ids)
+    ]
 
 
 def completion_tokens(
@@ -106,7 +111,8 @@ def completion_tokens(
     rows = []
     for row_ids, row_mask in zip(ids, mask, strict=True):
         row = row_ids[row_mask].tolist()
-        # The last token alone ends a completion: the same id before it is junk, which has to show in the text.
+        # The last token alone ends a completion: the same id before it is junk, which has to show
+        # in the text.
         if row and row[-1] in end_ids:
             row.pop()
         rows.append([_token_name(tokenizer, token_id) for token_id in row])
@@ -119,7 +125,8 @@ def join_tokens(tokenizer: Any, tokens: list[str]) -> str:
         return ""
     if not tokens[0].startswith(_WORD_START):
         return tokenizer.convert_tokens_to_string(tokens)
-    # Decoders of SentencePiece drop the blank of the token that begins a text, so another one has to begin it.
+    # Decoders of SentencePiece drop the blank of the token that begins a text, so another one has
+    # to begin it.
     return _text_after_first(tokenizer, [tokens[0], *tokens])
 
 

@@ -39,12 +39,14 @@ def encode_turns(
         texts = [turn.feedback for turn in turns]
         feedback = token_ids(template.tokenizer, texts, f"feedback to row {row['id']}")
         ids = list(prompt_ids)
-        # Answers are not tokenized again: other tokens than the sampled ones may make the same text.
+        # Answers are not tokenized again: other tokens than the sampled ones may make the same
+        # text.
         for turn, feedback_ids in zip(turns, feedback, strict=True):
             ids += turn.ids
             ids += feedback_ids
         return ids
-    # The template may write earlier answers in another way than they were sampled, so the chat is rendered anew.
+    # The template may write earlier answers in another way than they were sampled, so the chat is
+    # rendered anew.
     messages = list(turns_of(row))
     for turn in turns:
         messages.append({"role": "assistant", "content": turn.completion})

@@ -27,7 +27,9 @@ def words_of_dataset(config: DataConfig) -> list[str]:
     """
     numbers = NUMBERED if config.numbers_objects else ()
     if config.dataset == "blocksworld":
-        return prompts.vocabulary([BLOCKSWORLD.pddl], numbers or BLOCKSWORLD.names, config.prompt_style)
+        return prompts.vocabulary(
+            [BLOCKSWORLD.pddl], numbers or BLOCKSWORLD.names, config.prompt_style
+        )
     if config.stream_domains is not None:
         stream = stream_of(config, "train")
         domains = [DOMAINS[name].pddl for name in stream.domains]
@@ -48,7 +50,11 @@ def _read_words(path: Path) -> list[str]:
         words = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, DataError) as error:
         raise DataError(f"{path}: expected a JSON list of words, got: {error}") from error
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+    if (
+        not isinstance(words, list)
+        or not words
+        or not all(isinstance(word, str) and word for word in words)
+    ):
         raise DataError(f"{path}: expected a JSON list of words, got {words!r:.60}")
     return words
 
@@ -76,5 +82,9 @@ def word_tokenizer(words: Sequence[str] | None = None) -> Any:
         at_marks = pre_tokenizers.Split(Regex(f"[{prompts.PUNCTUATION}]"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([at_blanks, at_marks])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left", model_max_length=2048
+        tokenizer_object=tokenizer,
+        eos_token="<eos>",
+        pad_token="<pad>",
+        padding_side="left",
+        model_max_length=2048,
     )

@@ -81,9 +81,13 @@ def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
     try:
         from jaxppo.config.redact import redact
     except ImportError as error:
-        missing = Check("settings", "failed", f"cannot be read: {error}", "pip install --force-reinstall jaxppo")
+        missing = Check(
+            "settings", "failed", f"cannot be read: {error}", "pip install --force-reinstall jaxppo"
+        )
         redact = str
-        groups = {"Installation": {"packages": checks.packages, "settings": lambda: iter([missing])}}
+        groups = {
+            "Installation": {"packages": checks.packages, "settings": lambda: iter([missing])}
+        }
     for title, group in groups.items():
         for name, probe in group.items():
             for check in _guarded(name, probe):
@@ -93,12 +97,18 @@ def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
 
 def _guarded(name: str, probe: Probe) -> Iterator[Check]:
     """Yield the checks of a probe; an exception becomes one more check that failed."""
-    # From what the user can mend to what only a bug explains: each kind of error has its own advice.
+    # From what the user can mend to what only a bug explains: each kind of error has its own
+    # advice.
     try:
         yield from probe()
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        yield Check(name, "failed", f"cannot be checked: {error}", f"pip install {package}" if package else REPORT_IT)
+        yield Check(
+            name,
+            "failed",
+            f"cannot be checked: {error}",
+            f"pip install {package}" if package else REPORT_IT,
+        )
     except JaxppoError as error:
         yield Check(name, "failed", str(error), "change the value named here to what is expected")
     except OSError as error:
@@ -119,7 +129,8 @@ def installed_extras() -> dict[str, bool]:
 
 def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
     """Print every check and the extras; return whether all that is required works."""
-    # Colours and a terminal's width are for people; what is written to a file is the same everywhere.
+    # Colours and a terminal's width are for people; what is written to a file is the same
+    # everywhere.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     current = None
@@ -135,7 +146,9 @@ def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
     failed = statuses.count("failed")
     warnings = statuses.count("warning")
     works = "does not work" if failed else "works"
-    print(f"What is required {works}: {failed} failed, {warnings} with a warning. For a bug report: --json")
+    print(
+        f"What is required {works}: {failed} failed, {warnings} with a warning. For a bug report: --json"
+    )
     return not failed
 
 
@@ -176,9 +189,20 @@ def print_json(groups: dict[str, dict[str, Probe]]) -> bool:
     for title, check in examine(groups):
         works = works and check.status != "failed"
         findings.append(
-            {"group": title, "name": check.name, "status": check.status, "found": check.finding, "fix": check.fix}
+            {
+                "group": title,
+                "name": check.name,
+                "status": check.status,
+                "found": check.finding,
+                "fix": check.fix,
+            }
         )
-    report = {"jaxppo": __version__, "works": works, "checks": findings, "extras": installed_extras()}
+    report = {
+        "jaxppo": __version__,
+        "works": works,
+        "checks": findings,
+        "extras": installed_extras(),
+    }
     print(json.dumps(report, indent=2))
     return works
 
@@ -188,14 +212,24 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
-        self.exit(2, f"error: {message}; expected some of --json, --network, --output_dir DIR, --help\n")
+        self.exit(
+            2, f"error: {message}; expected some of --json, --network, --output_dir DIR, --help\n"
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Check this machine and exit."""
-    parser = _Parser("python -m jaxppo.doctor", description=(__doc__ or "").split(":")[0], allow_abbrev=False)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for bug reports; without secrets")
-    parser.add_argument("--network", action="store_true", help="also send a request to the Hugging Face hub")
+    parser = _Parser(
+        "python -m jaxppo.doctor", description=(__doc__ or "").split(":")[0], allow_abbrev=False
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object, for bug reports; without secrets",
+    )
+    parser.add_argument(
+        "--network", action="store_true", help="also send a request to the Hugging Face hub"
+    )
     output_dir_help = "folder of future runs, whose disk is checked (default: %(default)s)"
     parser.add_argument("--output_dir", type=Path, default=Path("outputs"), help=output_dir_help)
     options = parser.parse_args(arguments)

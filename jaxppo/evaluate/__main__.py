@@ -113,7 +113,8 @@ def evaluate(config: EvaluateConfig) -> Path:
     with run.claimed():
         run.keep_settings()
         methods = [evaluation.evaluate(method) for method in evaluation.methods]
-        # A is the one that is compared with, so that a positive difference speaks for the method of the evaluation.
+        # A is the one that is compared with, so that a positive difference speaks for the method of
+        # the evaluation.
         comparison = {}
         if len(methods) > 1:
             comparison = compare_splits(methods[1].judged, methods[0].judged)
@@ -238,7 +239,9 @@ class _Evaluation:
 
     def evaluate(self, method: Method) -> MethodResults:
         """Generate and score the predictions of one method."""
-        predictions_by_split = self._plans[method.label] if method.is_file else self._predict(method)
+        predictions_by_split = (
+            self._plans[method.label] if method.is_file else self._predict(method)
+        )
         evaluated = MethodResults(
             method.label,
             results={},
@@ -264,7 +267,8 @@ class _Evaluation:
         """Read the plans of a file for these rows of every split; it may hold those of other rows of the data."""
         evaluated_rows = list(chain.from_iterable(rows.values()))
         all_ids = {row["id"] for row in chain.from_iterable(self.rows.values())}
-        # A file for all of the data stays usable where a model cannot take some prompts; a wrong id is still an error.
+        # A file for all of the data stays usable where a model cannot take some prompts; a wrong id
+        # is still an error.
         ids_left_out = all_ids - {row["id"] for row in evaluated_rows}
         plans = read_plans(path)
         for name in ids_left_out:
@@ -315,7 +319,9 @@ class _Evaluation:
         """Generate the predictions of all models of a method, one model after the other."""
         parts: dict[str, list[Predictions]] = {split: [] for split in self.rows}
         for seed, source in enumerate(method.sources):
-            self._console.print(f"plans of {source}" if self.validator else f"completions of {source}")
+            self._console.print(
+                f"plans of {source}" if self.validator else f"completions of {source}"
+            )
             model = self._loaded.pop(source, None) or self._load(source)
             try:
                 # On the devices for its turn alone.
@@ -452,7 +458,11 @@ def _page_note(config: EvaluateConfig, validator: str | None) -> str:
     if config.plans is not None:
         return note
     temperature = config.evaluation.eval_temperature
-    decoding = f"{config.num_samples} answers each at temperature {temperature:g}" if temperature else "Greedy decoding"
+    decoding = (
+        f"{config.num_samples} answers each at temperature {temperature:g}"
+        if temperature
+        else "Greedy decoding"
+    )
     if config.decoder != "plain":
         decoding += f" by the decoder {config.decoder}"
     if len(config.sources) > 1:

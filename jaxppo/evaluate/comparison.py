@@ -99,7 +99,8 @@ def _validity(rows: Sequence[JudgedRow]) -> dict[str, float]:
 
 
 def _choose_test(pairs: Sequence[_Pair]) -> Literal["mcnemar", "sign", "z"]:
-    # With the same number of predictions on both sides, neither side is favoured by chance in more rows.
+    # With the same number of predictions on both sides, neither side is favoured by chance in more
+    # rows.
     sizes = {(len(pair.a.predictions), len(pair.b.predictions)) for pair in pairs}
     if any(size_a != size_b for size_a, size_b in sizes):
         return "z"
@@ -135,7 +136,9 @@ def check_ids(rows: Sequence[Row]) -> None:
     # Two rows of one id could not be told apart on the other side.
     for (split, name), count in Counter(map(_key, rows)).items():
         if count > 1:
-            raise DataError(f"compare: expected a different id for each row of split {split}, got {name} {count} times")
+            raise DataError(
+                f"compare: expected a different id for each row of split {split}, got {name} {count} times"
+            )
 
 
 def _rows_by_key(rows: Sequence[JudgedRow]) -> dict[_Key, JudgedRow]:

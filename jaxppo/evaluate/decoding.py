@@ -112,7 +112,9 @@ class Decoder:
             ModelError: the model does not have so many positions.
         """
         description = "longest prompt of eval_splits and response_length"
-        models.check_length(self.model, longest + self.length, description, self.tokenizer.model_max_length)
+        models.check_length(
+            self.model, longest + self.length, description, self.tokenizer.model_max_length
+        )
         # Never shorter again: each length is a program of its own.
         self.prompt_length = max(self.prompt_length, data.bucket(longest))
         rows_in_memory = memory.decoded_rows(self.model, self.prompt_length, self.length)
@@ -135,13 +137,15 @@ class Decoder:
         completions: dict[int, Completion] = {}
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
 
-        # The batch is cut anew at each call. Where memory runs out, `_halving` calls this again for the same rows,
-        # and the batch has become smaller.
+        # The batch is cut anew at each call. Where memory runs out, `_halving` calls this again for
+        # the same rows, and the batch has become smaller.
         def decode_next() -> dict[int, Completion]:
             size = self.batch_size_for(len(encoded))
             rows = order[len(completions) : len(completions) + size]
             batch = [encoded[i] for i in rows]
-            decoded = activity.run_interruptibly(lambda: self._decode_batch(params, batch, uniforms[rows], size))
+            decoded = activity.run_interruptibly(
+                lambda: self._decode_batch(params, batch, uniforms[rows], size)
+            )
             return dict(zip(rows, decoded, strict=True))
 
         def rows_per_device() -> int:
@@ -157,7 +161,8 @@ class Decoder:
     def batch_size_for(self, num_prompts: int) -> int:
         """Return the size of the batches in which so many prompts are completed: few sizes to compile for."""
         shards = self.parallel.row_shards
-        # A few rows of a large model take less time than many, so they are padded to a power of two.
+        # A few rows of a large model take less time than many, so they are padded to a power of
+        # two.
         power_of_two = 1 << max(0, num_prompts - 1).bit_length()
         padded = data.bucket(min(power_of_two, data.padded_size(num_prompts)), shards)
         return shards * self._halving.rows(min(self.batch_size, padded) // shards)
@@ -176,7 +181,9 @@ class Decoder:
         draws = np.concatenate([uniforms, np.repeat(uniforms[:1], num_copies, axis=0)])
         inputs = self.parallel.put((prompts, draws), 0)
         output = self.parallel.to_host(self._generate(params, *inputs))
-        texts = data.decode(self.tokenizer, output.completion_ids, output.completion_mask, self.end_ids)
+        texts = data.decode(
+            self.tokenizer, output.completion_ids, output.completion_mask, self.end_ids
+        )
         rows = zip(
             texts,
             output.ended,
@@ -202,5 +209,6 @@ class Decoder:
         weights = place(params)
         inputs = place((PromptBatch(*prompts), draws), 0)  # type: ignore[arg-type]
         stages = {"generate": [aot.Program(self._generate, (weights,), inputs)]}
-        # The first token comes from the pass over the prompt, each of the others from one more trip of the loop.
+        # The first token comes from the pass over the prompt, each of the others from one more trip
+        # of the loop.
         return aot.Plan(self.parallel, stages, aot.shard_bytes(weights), trips=self.length - 1)

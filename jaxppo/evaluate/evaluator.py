@@ -110,7 +110,8 @@ class Evaluator:
             evaluation,
             sampling,
         )
-        # Plans are judged for their results anyway, and a verdict has the plan reward: scoring them would judge twice.
+        # Plans are judged for their results anyway, and a verdict has the plan reward: scoring them
+        # would judge twice.
         self._rewards = None if reward.reward_funcs == ("plan",) else rewards
         self.validator = checked_validator(evaluation, reward)
         loaded_rows = load_rows(data_config, reward, self.validator) if rows is None else rows
@@ -126,7 +127,8 @@ class Evaluator:
             self.left_out[split] = len(split_rows) - len(fitting)
             self.fixed[split] = choose_fixed(fitting, evaluation.eval_rows, data_config.data_seed)
             longest = max(longest, *map(len, encoded), 0)
-            # A column that a reward function lacks is an error now, and not after the first evaluation.
+            # A column that a reward function lacks is an error now, and not after the first
+            # evaluation.
             if self._rewards is not None:
                 self._rewards.check_columns(data.column_names(fitting))
         # One prompt length for all splits, so that they share compiled programs.
@@ -152,7 +154,9 @@ class Evaluator:
                 rows = self.fixed[split] if fixed_rows_only else None
                 predictions = self.predict(params, split, rows=rows)
                 edges = self._config.length_edges
-                results[split], judged = results_of(predictions, self._reward, self.validator, edges)
+                results[split], judged = results_of(
+                    predictions, self._reward, self.validator, edges
+                )
             samples[split] = samples_of(predictions, judged)
         return results, samples
 
@@ -178,12 +182,15 @@ class Evaluator:
         """Return the bytes that an evaluation takes on a device beside the weights; {} without a split."""
         if self.rows_and_length is None:
             return {}
-        return memory.evaluation_bytes(self.decoder.model, *self.rows_and_length, self.decoder.length)
+        return memory.evaluation_bytes(
+            self.decoder.model, *self.rows_and_length, self.decoder.length
+        )
 
     @property
     def metric_names(self) -> set[str]:
         """Return the names that `eval_metrics` has for an evaluation of the fixed rows."""
-        # Known before the first evaluation, so that `metric_for_best_model` can be checked when a run begins.
+        # Known before the first evaluation, so that `metric_for_best_model` can be checked when a
+        # run begins.
         names = {f"eval/{split}/mean_reward" for split in self.rows}
         if self.validator is None:
             return names
@@ -200,7 +207,8 @@ class Evaluator:
         template = self.decoder.template
         longest = self._max_prompt_length
         fitting = data.without_overlong(tokenizer, rows, config, template)
-        # Where training cuts texts to prompts of random lengths, an evaluation asks for completions of such prompts.
+        # Where training cuts texts to prompts of random lengths, an evaluation asks for completions
+        # of such prompts.
         if config.text_lengths is not None:
             return data.cut_prompts(
                 tokenizer,
@@ -286,7 +294,8 @@ class Evaluator:
         """
         fixed = self.fixed[split]
         decoder = self.decoder
-        # The temperature is a constant of the compiled program, so another one takes another decoder.
+        # The temperature is a constant of the compiled program, so another one takes another
+        # decoder.
         repair_decoder = decoder
         if repair.repair_temperature is not None:
             repair_decoder = decoder.with_temperature(repair.repair_temperature)
@@ -297,7 +306,8 @@ class Evaluator:
             round_decoder = repair_decoder if number else decoder
             # Conversations are longer than the prompts that the decoder was made for.
             round_decoder.fit_prompts(max(map(len, conversations)))
-            # A round draws as the sample of that number would: without feedback, repair is sampling again.
+            # A round draws as the sample of that number would: without feedback, repair is sampling
+            # again.
             uniforms = self._uniforms(split, number, [fixed[i] for i in open_rows])
             return round_decoder(params, conversations, uniforms)
 
@@ -307,7 +317,8 @@ class Evaluator:
             limits.append(self._max_prompt_length)
         if decoder.model.max_length is not None:
             limits.append(decoder.model.max_length - decoder.length)
-        # Rotary embeddings have no last position; a conversation ends where the model was trained for no more.
+        # Rotary embeddings have no last position; a conversation ends where the model was trained
+        # for no more.
         max_tokens = min(limits, default=decoder.model.max_position_embeddings - decoder.length)
         scoring = registry.plan_scoring(self._reward, self.validator or plan.default_validator())
         rows = self._select_rows(split, fixed)
@@ -336,7 +347,8 @@ class Evaluator:
         indices: Sequence[int],
     ) -> Sequence[float | None]:
         rows = self._select_rows(split, indices)
-        # All columns of the split, not of these rows: a reward function gets the same arguments at each call.
+        # All columns of the split, not of these rows: a reward function gets the same arguments at
+        # each call.
         columns = data.columns_of(rows, data.column_names(self.rows[split]))
         columns["prompt_ids"] = [self._encoded[split][i] for i in indices]
         return rewards(
@@ -396,7 +408,9 @@ def checked_validator(evaluation: EvalConfig, reward: RewardConfig) -> str | Non
     return validator
 
 
-def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -> dict[str, list[Row]]:
+def load_rows(
+    config: DataConfig, reward: RewardConfig, validator: str | None
+) -> dict[str, list[Row]]:
     """Load the rows of every evaluation split; the column `split` of planning problems gets the name asked for."""
     judges = None if validator is None else reward.reads_pddl_for(validator)
     splits = {split: data.load_split(config, split, judges) for split in config.eval_splits}
@@ -404,7 +418,8 @@ def load_rows(config: DataConfig, reward: RewardConfig, validator: str | None) -
         data.check_same(config.dataset, split, rows)
     if validator is None:
         return splits
-    # A file may hold rows of another split's name; results are listed under the one that was asked for.
+    # A file may hold rows of another split's name; results are listed under the one that was asked
+    # for.
     for split, rows in splits.items():
         splits[split] = [row | {"split": split} for row in rows]
     return splits
@@ -421,7 +436,8 @@ def choose_fixed(rows: Sequence[Row], max_rows: int | None, seed: int) -> list[i
     domains = grouped(range(len(rows)), lambda i: str(rows[i].get("domain", "")))
     # (turn, number of the domain, row)
     turns: list[tuple[int, int, int]] = []
-    # Sorted, so that the number of a domain, and with it the order of its rows, does not depend on other domains' rows.
+    # Sorted, so that the number of a domain, and with it the order of its rows, does not depend on
+    # other domains' rows.
     for number, name in enumerate(sorted(domains)):
         shuffled = np.random.default_rng((seed, number)).permutation(domains[name])
         turns += [(turn, number, int(row)) for turn, row in enumerate(shuffled)]
@@ -501,7 +517,9 @@ def _ended_rate(predictions: Sequence[Sequence[Prediction]]) -> dict[str, float]
     return clustered_wilson(num_ended, list(map(len, predictions)))
 
 
-def samples_of(predicted: Predictions, judged: Sequence[JudgedRow], max_rows: int = 5) -> list[Sample]:
+def samples_of(
+    predicted: Predictions, judged: Sequence[JudgedRow], max_rows: int = 5
+) -> list[Sample]:
     """Return the first rows of a split with their first prediction: id, prompt, completion, score, verdict."""
     samples = []
     for i, row in enumerate(predicted.rows[:max_rows]):

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-# scipy.stats has the Wilson interval, Student's t, the binomial test and the bootstrap, and the tests compare with it.
-# It is not used here because importing it takes two seconds, more than judging a file of plans does, and because its
-# Wilson bounds and p values differ from these in the last digits, which stand in the results of earlier evaluations.
+# scipy.stats has the Wilson interval, Student's t, the binomial test and the bootstrap, and the
+# tests compare with it. It is not used here because importing it takes two seconds, more than
+# judging a file of plans does, and because its Wilson bounds and p values differ from these in the
+# last digits, which stand in the results of earlier evaluations.
 
 Z95 = 1.959964
 """Two-sided 95 % quantile of the standard normal distribution."""
@@ -81,9 +82,11 @@ def clustered_wilson(successes: Sequence[int], samples: Sequence[int]) -> dict[s
     rates = np.asarray(successes, float) / np.asarray(samples, float)
     p = float(rates.mean())
     variance = float(rates.var(ddof=1)) / problems if problems > 1 else 0.0
-    # Without variance there is no estimate of how much the samples of a problem add, so only the problems count.
+    # Without variance there is no estimate of how much the samples of a problem add, so only the
+    # problems count.
     effective = p * (1 - p) / variance if variance > 0 else problems
-    # A noisy variance of few problems could claim more independent samples than were drawn, or fewer than problems.
+    # A noisy variance of few problems could claim more independent samples than were drawn, or
+    # fewer than problems.
     low, high = _wilson_bounds(p, min(max(effective, problems), total))
     return {
         "rate": p,
@@ -175,8 +178,8 @@ def mcnemar(only_a: int, only_b: int) -> float:
     Source: McNemar 1947; exact form: Fagerland, Lydersen and Laake, BMC Medical Research Methodology 13:91 (2013).
     """
     n = only_a + only_b
-    # Integers are exact for any n, where 2.0^n would overflow from n = 1024 on. Each C(n, i) comes from the one before
-    # it: computing all of them anew would take quadratic time.
+    # Integers are exact for any n, where 2.0^n would overflow from n = 1024 on. Each C(n, i) comes
+    # from the one before it: computing all of them anew would take quadratic time.
     tail = 0
     term = 1
     for i in range(min(only_a, only_b) + 1):
@@ -199,7 +202,8 @@ def paired_z(differences: Sequence[float]) -> float:
     by_normal = 0.0
     if variance > 0.0:
         by_normal = math.erfc(abs(mean) / math.sqrt(2.0 * variance / n))
-    # A few equal differences have a variance of 0, and the normal distribution would be certain of them.
+    # A few equal differences have a variance of 0, and the normal distribution would be certain of
+    # them.
     return max(by_normal, 2.0 ** (1 - n))
 
 
@@ -219,7 +223,8 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
         return _mean_result(None, None, None, 0)
     data = np.asarray(values, float)
     rng = np.random.default_rng(0)
-    # All indices at once would take 80 kB a value. The generator's numbers do not depend on how the draws are cut.
+    # All indices at once would take 80 kB a value. The generator's numbers do not depend on how the
+    # draws are cut.
     chunk = max(1, _CHUNK // n)
     means = []
     for start in range(0, BOOTSTRAP_RESAMPLES, chunk):

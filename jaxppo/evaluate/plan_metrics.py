@@ -137,7 +137,8 @@ def error_counts(rows: Sequence[JudgedRow]) -> dict[str, int]:
     for prediction in _predictions(rows):
         error = prediction.outcome.verdict.error
         counts[VALID if error is None else error.value] += 1
-    # Always all reasons, in one order: results of different models are compared and drawn side by side.
+    # Always all reasons, in one order: results of different models are compared and drawn side by
+    # side.
     names = [VALID, *map(str, PlanError)]
     return {name: counts[name] for name in names}
 
@@ -148,7 +149,11 @@ def _num_cheaper(row: JudgedRow, best: float | None) -> int:
         return 0
     # Costs are sums of floats, so equal ones may differ by rounding.
     limit = best - 1e-6 * abs(best)
-    costs = [prediction.progress.cost for prediction in row.predictions if prediction.outcome.verdict.valid]
+    costs = [
+        prediction.progress.cost
+        for prediction in row.predictions
+        if prediction.outcome.verdict.valid
+    ]
     return sum(cost is not None and cost < limit for cost in costs)
 
 
@@ -178,7 +183,8 @@ def _sample_measures(rows: Sequence[JudgedRow]) -> Measures:
         means = [fmean(map(value, samples_by_seed)) for samples_by_seed in problems]
         return mean_interval(means, (0.0, upper))
 
-    # k doubles for as long as every seed of every problem has that many samples: each k is a mean over the same rows.
+    # k doubles for as long as every seed of every problem has that many samples: each k is a mean
+    # over the same rows.
     smallest = min((len(samples) for samples in chain.from_iterable(problems)), default=0)
     pass_at = {}
     for power in range(smallest.bit_length()):
@@ -232,7 +238,9 @@ def _seed_measures(rows: Sequence[JudgedRow]) -> Measures:
 # -------------------------------------------------------------------------------------------------------- whole results
 
 
-def plan_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES) -> dict[str, Measures]:
+def plan_results(
+    judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDGES
+) -> dict[str, Measures]:
     """Return {split: `split_results` of its rows}, by the column `split` of each row."""
     splits = grouped(judged, lambda row: row.row["split"])
     return {split: split_results(rows, edges) for split, rows in splits.items()}
@@ -286,7 +294,9 @@ class _LengthBins:
 
     def __init__(self, edges: Sequence[int]):
         if not edges or edges[0] < 0 or any(low >= high for low, high in pairwise(edges)):
-            raise ConfigError(f"edges: expected increasing plan lengths from 0 on, got {list(edges)}")
+            raise ConfigError(
+                f"edges: expected increasing plan lengths from 0 on, got {list(edges)}"
+            )
         # Every length is in a bin, whatever the first edge is.
         self._edges = tuple(edges) if edges[0] == 0 else (0, *edges)
         self.labels = [f"{low}-{high - 1}" for low, high in pairwise(self._edges)]

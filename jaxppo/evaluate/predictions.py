@@ -28,7 +28,8 @@ from jaxppo.reward_functions.plan import (
 )
 
 _MAX_LISTED = 10
-# What no prompt style reads as a plan. Empty text will not do: it is a plan without steps, valid where the goal holds.
+# What no prompt style reads as a plan. Empty text will not do: it is a plan without steps, valid
+# where the goal holds.
 _UNREADABLE = "("
 
 
@@ -96,13 +97,19 @@ class JudgedRow:
         """Return the row's `optimal_cost`, where it has one and costs mean something."""
         # A column of the user's data: it may hold anything, and true is an int.
         value = self.row.get("optimal_cost")
-        if not isinstance(value, int | float) or isinstance(value, bool) or self.reference_cost is None:
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or self.reference_cost is None
+        ):
             return None
         return float(value) if value >= 0 else None
 
 
 def judge_rows(
-    rows: Sequence[Row], predictions: Sequence[Sequence[Prediction]], scoring: PlanScoring | None = None
+    rows: Sequence[Row],
+    predictions: Sequence[Sequence[Prediction]],
+    scoring: PlanScoring | None = None,
 ) -> list[JudgedRow]:
     """Judge every prediction; a bad one is a verdict with a reason, never an exception.
 
@@ -115,11 +122,15 @@ def judge_rows(
         DataError: a row without a prediction, or another number of rows than of lists of predictions.
     """
     if len(rows) != len(predictions):
-        raise DataError(f"predictions: expected {len(rows)} lists, one for each row, got {len(predictions)}")
+        raise DataError(
+            f"predictions: expected {len(rows)} lists, one for each row, got {len(predictions)}"
+        )
     pairs = list(zip(rows, predictions, strict=True))
     empty = [row["id"] for row, row_predictions in pairs if not row_predictions]
     if empty:
-        raise DataError(f"predictions: expected at least one for each row, got none for {_list_ids(empty)}")
+        raise DataError(
+            f"predictions: expected at least one for each row, got none for {_list_ids(empty)}"
+        )
     # One flat list, so that equal plans are judged once and VAL gets all of its work in one go.
     flat_rows = []
     flat_predictions = []
@@ -127,7 +138,10 @@ def judge_rows(
         flat_rows += [row] * len(row_predictions)
         flat_predictions += row_predictions
     outcomes = judge_plans(
-        [_UNREADABLE if prediction.text is None else prediction.text for prediction in flat_predictions],
+        [
+            _UNREADABLE if prediction.text is None else prediction.text
+            for prediction in flat_predictions
+        ],
         scoring,
         prompt_style=[
             "pddl" if prediction.is_pddl else row["prompt_style"]
@@ -175,7 +189,9 @@ def read_plans(path: Path | str) -> dict[str, list[Prediction]]:
         # Not splitlines: JSON strings may hold other line separators, such as U+2028, as they are.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}") from error
+        raise DataError(
+            f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}"
+        ) from error
     plans: dict[str, list[Prediction]] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -197,7 +213,9 @@ def _read_line(line: str, position: str) -> tuple[str, Prediction]:
     # With both it would be open which of them is judged.
     fields = [field for field in ("plan", "completion") if field in entry]
     if len(fields) != 1:
-        raise DataError(f"{position}: expected either 'plan' or 'completion', got {' and '.join(fields) or 'neither'}")
+        raise DataError(
+            f"{position}: expected either 'plan' or 'completion', got {' and '.join(fields) or 'neither'}"
+        )
     is_pddl = fields == ["plan"]
     if is_pddl:
         text = _read_pddl(entry["plan"], position)
@@ -236,7 +254,9 @@ def _read_pddl(plan: Any, position: str) -> str | None:
     if isinstance(plan, list) and all(isinstance(step, str) for step in plan):
         return "\n".join(plan)
     if not isinstance(plan, str | None):
-        raise DataError(f"{position}: field 'plan': expected text or a list of '(action args)', got {plan!r:.60}")
+        raise DataError(
+            f"{position}: field 'plan': expected text or a list of '(action args)', got {plan!r:.60}"
+        )
     return plan
 
 
@@ -257,14 +277,18 @@ def match_plans(
     counts = Counter(row["id"] for row in rows)
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
-        raise DataError(f"rows: expected a different id for each, got several rows for {_list_ids(repeated)}")
+        raise DataError(
+            f"rows: expected a different id for each, got several rows for {_list_ids(repeated)}"
+        )
     problems = []
     if missing := [name for name in counts if name not in plans]:
         problems.append(f"no plan for {_list_ids(missing)}")
     if unknown := [name for name in plans if name not in counts]:
         problems.append(f"no row for {_list_ids(unknown)}")
     if problems and not allow_unmatched:
-        raise DataError(f"plans: expected the ids of the {len(rows)} rows, got {'; '.join(problems)}")
+        raise DataError(
+            f"plans: expected the ids of the {len(rows)} rows, got {'; '.join(problems)}"
+        )
     # A row that is left out would make the rate of the others the result.
     return [list(plans.get(name, [Prediction(None)])) for name in counts]
 

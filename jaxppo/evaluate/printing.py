@@ -31,7 +31,9 @@ def print_before_and_after(
         if earlier is None:
             continue
         row = {"prompt": prompt, "before": earlier["completion"], "after": sample["completion"]}
-        rows.append(row | {"score": f"{score_text(earlier['score'])} -> {score_text(sample['score'])}"})
+        rows.append(
+            row | {"score": f"{score_text(earlier['score'])} -> {score_text(sample['score'])}"}
+        )
     if rows:
         columns = ["prompt", "before", "after", "score"]
         console.sample_table(f"{split}, before and after", rows, columns)
@@ -97,7 +99,9 @@ def print_outcome(
     console.stage("Result")
     result_before = evals["before"][split]
     result_after = evals["after"][split]
-    title, key = ("valid plans", "validity") if "validity" in result_after else ("mean reward", "reward")
+    title, key = (
+        ("valid plans", "validity") if "validity" in result_after else ("mean reward", "reward")
+    )
     console.result(
         f"{title} on {split}: {interval_text(result_before[key])} before, {interval_text(result_after[key])} after "
         f"{method} (n = {result_after[key]['n']}, 95 % intervals)"

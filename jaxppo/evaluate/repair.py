@@ -89,8 +89,9 @@ def repair_plans(
     turns: list[list[Turn]] = [[] for _ in rows]
     open_rows = list(range(len(rows)))
     for number in range(config.repair_rounds + 1):
-        # Repair is a conversation: what was wrong with one plan is still in view when the next one is written. The
-        # conversation of a row is its prompt and all earlier answers, each with what was said about it.
+        # Repair is a conversation: what was wrong with one plan is still in view when the next one
+        # is written. The conversation of a row is its prompt and all earlier answers, each with
+        # what was said about it.
         conversations = {}
         for i in open_rows:
             conversations[i] = data.encode_turns(rows[i], encoded[i], turns[i], template)
@@ -144,7 +145,9 @@ def repair_results(repairs: Repairs) -> list[Measures]:
     results: list[Measures] = []
     tokens_so_far = 0
     for number in range(max(map(len, conversations))):
-        attempts = [conversation[number] for conversation in conversations if len(conversation) > number]
+        attempts = [
+            conversation[number] for conversation in conversations if len(conversation) > number
+        ]
         # A conversation ends with its first valid plan, so its latest plan says whether it has one.
         num_solved = []
         for row_conversations in repairs:
@@ -152,7 +155,8 @@ def repair_results(repairs: Repairs) -> list[Measures]:
             num_solved.append(sum(attempt.is_valid for attempt in latest))
         prompt_tokens = sum(attempt.prompt_tokens for attempt in attempts)
         completion_tokens = sum(attempt.tokens for attempt in attempts)
-        # Repair is paid for in tokens, of prompts as well: a result without them would not compare with more samples.
+        # Repair is paid for in tokens, of prompts as well: a result without them would not compare
+        # with more samples.
         tokens_so_far += prompt_tokens + completion_tokens
         results.append(
             {
@@ -172,7 +176,13 @@ def repair_table(results: Results) -> list[dict[str, str]]:
     for split, result in results.items():
         for number, cell in enumerate(result["repair"]):
             counts = [cell[name] for name in ("asked", "prompt_tokens", "completion_tokens")]
-            texts = [split, number, interval_text(cell["validity"]), *counts, f"{cell['mean_tokens']:.1f}"]
+            texts = [
+                split,
+                number,
+                interval_text(cell["validity"]),
+                *counts,
+                f"{cell['mean_tokens']:.1f}",
+            ]
             rows.append(dict(zip(TABLE_COLUMNS, map(str, texts), strict=True)))
     return rows
 
@@ -185,6 +195,9 @@ def attempt_records(rows: Sequence[Row], repairs: Repairs) -> list[dict[str, Any
             judged = JudgedRow(row, tuple(attempt.judged for attempt in conversation))
             for number, record in enumerate(prediction_records([judged])):
                 attempt = conversation[number]
-                tokens = {"prompt_tokens": attempt.prompt_tokens, "completion_tokens": attempt.tokens}
+                tokens = {
+                    "prompt_tokens": attempt.prompt_tokens,
+                    "completion_tokens": attempt.tokens,
+                }
                 records.append(record | {"round": number, **tokens, "said": attempt.feedback})
     return records

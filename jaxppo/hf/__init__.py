@@ -20,7 +20,12 @@ from jaxppo.hf.folders import (
     save_value_head,
 )
 from jaxppo.hf.names import REWARD_BIAS, config_from_hf, config_to_hf, reward_bias
-from jaxppo.hf.tokenizer import check_tokenizer, load_padding_tokenizer, load_tokenizer, save_tokenizer
+from jaxppo.hf.tokenizer import (
+    check_tokenizer,
+    load_padding_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+)
 
 __all__ = [
     "ASSETS",

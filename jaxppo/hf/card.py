@@ -172,11 +172,18 @@ def model_card(
     if texts is not None:
         parts.append(f"Prompts and completions were {_inline(redact(texts))}.")
     if kind in _MODELS:
-        parts.append(f"Folders like this one were tried with transformers {' and '.join(TRIED_WITH)}.")
+        parts.append(
+            f"Folders like this one were tried with transformers {' and '.join(TRIED_WITH)}."
+        )
     parts += ["## Results", _results(evals)]
-    metric_rows = [f"| `{name}` | {_number(metrics[name])} |" for name in _METRICS if name in metrics]
+    metric_rows = [
+        f"| `{name}` | {_number(metrics[name])} |" for name in _METRICS if name in metrics
+    ]
     if metric_rows:
-        parts += [f"## Last update ({int(step)})", "\n".join(["| metric | value |", "|---|---|", *metric_rows])]
+        parts += [
+            f"## Last update ({int(step)})",
+            "\n".join(["| metric | value |", "|---|---|", *metric_rows]),
+        ]
     parts += ["## Command", _fenced(redact(command), "bash")]
     parts += ["## Licences", _licences(base_model, base_license, dataset, dataset_license)]
     parts += ["## Settings", _settings(config)]
@@ -226,12 +233,16 @@ def _literal(text: str) -> str:
     return f'"{text}"' if re.fullmatch(r"[\w./:@ -]*", text, re.ASCII) else ascii(text)
 
 
-def _licences(base_model: str | None, base_license: str | None, dataset: str, dataset_license: str | None) -> str:
+def _licences(
+    base_model: str | None, base_license: str | None, dataset: str, dataset_license: str | None
+) -> str:
     data_line = f"- Data {_code(dataset)}: {_license_text(dataset_license)}."
     if base_model is None:
         return f"- Base model: none, trained from scratch.\n{data_line}"
     advice = "This model derives from both: see that you keep to the terms of both."
-    return f"- Base model {_code(base_model)}: {_license_text(base_license)}.\n{data_line}\n\n{advice}"
+    return (
+        f"- Base model {_code(base_model)}: {_license_text(base_license)}.\n{data_line}\n\n{advice}"
+    )
 
 
 def _license_text(license_name: str | None) -> str:
@@ -250,7 +261,9 @@ def _results(evals: dict[str, Any]) -> str:
         judges |= {_code(str(result["validator"])) for result in results if "validator" in result}
         for measure, meaning in MEASURES.items():
             if any(measure in result for result in results):
-                rows.append(_result_row(split, meaning, [result.get(measure) for result in results]))
+                rows.append(
+                    _result_row(split, meaning, [result.get(measure) for result in results])
+                )
         # The validity in each domain of a split that has several.
         domains = [as_dict(result.get("domains")) for result in results]
         names = sorted({*domains[0], *domains[1]}, key=str)
@@ -265,7 +278,9 @@ def _results(evals: dict[str, Any]) -> str:
         notes.append(f"The run is about {_code(str(headline_split))}.")
     if judges:
         notes.append(f"Plans were judged by {', '.join(sorted(judges))}.")
-    return "\n".join([" ".join(notes), "", "| split | measure | before | after |", "|---|---|---|---|", *rows])
+    return "\n".join(
+        [" ".join(notes), "", "| split | measure | before | after |", "|---|---|---|---|", *rows]
+    )
 
 
 def _result_row(split: Any, measure: str, values: list[Any]) -> str:
@@ -308,7 +323,11 @@ def _inline(text: str) -> str:
 def _code(text: str) -> str:
     """Return a name in code style where all its characters may stand there; otherwise escaped text."""
     text = redact(text)
-    return f"`{text}`" if re.fullmatch(r"[\w.@<]([\w ./:+@,=<>-]*[\w.>])?", text, re.ASCII) else _inline(text)
+    return (
+        f"`{text}`"
+        if re.fullmatch(r"[\w.@<]([\w ./:+@,=<>-]*[\w.>])?", text, re.ASCII)
+        else _inline(text)
+    )
 
 
 def _fenced(text: str, language: str) -> str:

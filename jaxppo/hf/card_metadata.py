@@ -16,7 +16,9 @@ from jaxppo.config import is_repo_id
 from jaxppo.config.redact import redact
 from jaxppo.run.console import sanitize
 
-Kind = Literal["policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"]
+Kind = Literal[
+    "policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"
+]
 """What a folder holds: a whole model, a PEFT adapter of one, or a value head alone."""
 
 MEASURES = {
@@ -27,7 +29,12 @@ MEASURES = {
 }
 """Measures of an evaluation that a card shows, and what they are called there."""
 
-_LIBRARIES = {"adapter": "peft", "value_adapter": "peft", "reward_adapter": "peft", "value_head": "jaxppo"}
+_LIBRARIES = {
+    "adapter": "peft",
+    "value_adapter": "peft",
+    "reward_adapter": "peft",
+    "value_head": "jaxppo",
+}
 """The others are transformers'."""
 _TASKS = {
     "policy": "text-generation",
@@ -112,7 +119,11 @@ def moments_of(evals: dict[str, Any]) -> dict[str, dict[str, Any]]:
     # Commands that evaluate once, at the end, write the splits alone.
     moments = {name: as_dict(evals.get(name)) for name in ("before", "after")}
     if not any(moments.values()):
-        moments["after"] = {name: as_dict(value) for name, value in evals.items() if MEASURES.keys() & as_dict(value)}
+        moments["after"] = {
+            name: as_dict(value)
+            for name, value in evals.items()
+            if MEASURES.keys() & as_dict(value)
+        }
     return moments
 
 

@@ -51,9 +51,15 @@ def base_of(
         is_frozen: whether adapters are trained on it, whose export compares it with its `fingerprint`.
     """
     if loaded is None or name is None:
-        return {"config": hf.config_to_hf(config, head), "base": None, "license": None, "generation_config": {}}
+        return {
+            "config": hf.config_to_hf(config, head),
+            "base": None,
+            "license": None,
+            "generation_config": {},
+        }
     generation_file = loaded.folder / hf.GENERATION_FILE
-    # A folder gets its absolute path, as the export may be called from elsewhere; a hub id or a shipped name stays.
+    # A folder gets its absolute path, as the export may be called from elsewhere; a hub id or a
+    # shipped name stays.
     is_folder = loaded.folder == Path(name)
     has_fingerprint = is_frozen and not loaded.shapes_only
     return {
@@ -153,7 +159,9 @@ def write_models(
         kind = info.get("kind", name)
         target = _folder_of(name, info)
         if "trunk" not in tree:  # a head on the policy's trunk
-            hf.save_value_head(folder / target, tree["score"], _card("value_head", info, meta, evals))
+            hf.save_value_head(
+                folder / target, tree["score"], _card("value_head", info, meta, evals)
+            )
             continue
         reward_bias = evals.get(hf.REWARD_BIAS) if kind == "reward" else None
         config = _config(info, reward_bias)
@@ -162,7 +170,14 @@ def write_models(
             base = _path_of(info["base"] or models["policy"]["base"])
             adapter_card = _card(_ADAPTERS[kind], info | {"base": base}, meta, evals)
             save_adapter(
-                folder / ADAPTERS / target, config, adapter, tree, frozen[name], base, adapter_card, reward_bias
+                folder / ADAPTERS / target,
+                config,
+                adapter,
+                tree,
+                frozen[name],
+                base,
+                adapter_card,
+                reward_bias,
             )
             # The merged model, too: readers without PEFT load it like any other.
             tree = lora.merge(frozen[name], tree, adapter.scale)
@@ -253,11 +268,16 @@ def frozen_weights(models: dict[str, Any], params: Params) -> Params:
     for name in params:
         info = models[name] or models["policy"]
         if info["base"] is None:
-            raise ModelError("base: expected a model folder under the adapter, got one initialized at random")
+            raise ModelError(
+                "base: expected a model folder under the adapter, got one initialized at random"
+            )
         head = "lm" if info.get("kind", name) == "policy" else "score"
         loaded = hf.load_model(hf.find_model(info["base"]), head=head)
-        # The folder may have been replaced since: adapters over other weights would be another model.
+        # The folder may have been replaced since: adapters over other weights would be another
+        # model.
         if lora.fingerprint(loaded.params) != info["fingerprint"]:
-            raise ModelError(f"{info['base']}: expected the weights that the adapters were trained on, got others")
+            raise ModelError(
+                f"{info['base']}: expected the weights that the adapters were trained on, got others"
+            )
         frozen[name] = {part: tree for part, tree in loaded.params.items() if part != "score"}
     return jax.device_get(frozen)

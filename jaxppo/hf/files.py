@@ -88,8 +88,8 @@ class _MappedTensor:
             return np.empty(shape, dtype)[index]
         part = np.frombuffer(self._mapped, dtype, count, self._start).reshape(shape)[index].copy()
         if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-            # Whole pages alone can be given back. The neighbour's bytes on the first and the last one are read again
-            # from the file when they are asked for.
+            # Whole pages alone can be given back. The neighbour's bytes on the first and the last
+            # one are read again from the file when they are asked for.
             page_start = self._start // mmap.PAGESIZE * mmap.PAGESIZE
             end = self._start + count * dtype.itemsize
             self._mapped.madvise(mmap.MADV_DONTNEED, page_start, end - page_start)
@@ -157,7 +157,9 @@ def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
         for file in files:
             tensors |= open_file(file)
         return tensors
-    raise ModelError(f"expected {WEIGHTS_FILE}, {BIN_FILE}, or one of them in shards, got none of these files")
+    raise ModelError(
+        f"expected {WEIGHTS_FILE}, {BIN_FILE}, or one of them in shards, got none of these files"
+    )
 
 
 def is_floating(tensor: Tensor) -> bool:
@@ -175,7 +177,9 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
         raise ModelError(f"{name}: expected floating-point weights, got {tensor.get_dtype()}")
     if isinstance(tensor, _MappedTensor) and tensor.get_dtype() not in _DTYPES:
         types = ", ".join(_DTYPES)
-        raise ModelError(f"{name}: expected numbers of type {types}, got {tensor.get_dtype()}; convert the weights")
+        raise ModelError(
+            f"{name}: expected numbers of type {types}, got {tensor.get_dtype()}; convert the weights"
+        )
     array = tensor[index]
     if not _is_finite(array):
         raise ModelError(
@@ -193,9 +197,14 @@ def cast(name: str, array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
     """
     with np.errstate(over="ignore"):
         result = array.astype(dtype, copy=False)
-    # A type with the same range or a wider one holds all numbers: then the array is not read a second time.
-    if ml_dtypes.finfo(result.dtype).max < ml_dtypes.finfo(array.dtype).max and not _is_finite(result):
-        raise ModelError(f"{name}: expected numbers that {result.dtype} can hold, got larger ones; take a wider dtype")
+    # A type with the same range or a wider one holds all numbers: then the array is not read a
+    # second time.
+    if ml_dtypes.finfo(result.dtype).max < ml_dtypes.finfo(array.dtype).max and not _is_finite(
+        result
+    ):
+        raise ModelError(
+            f"{name}: expected numbers that {result.dtype} can hold, got larger ones; take a wider dtype"
+        )
     return result
 
 
@@ -213,11 +222,15 @@ def _files(folder: Path, name: str) -> list[Path] | None:
         return None
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ModelError(f"{index.name}: expected an object 'weight_map', got {type(weight_map).__name__}")
+        raise ModelError(
+            f"{index.name}: expected an object 'weight_map', got {type(weight_map).__name__}"
+        )
     for tensor, file in weight_map.items():
         # A path would read files outside the folder.
         if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
-            raise ModelError(f"{index.name}, {tensor}: expected the name of a file beside it, got {file!r}")
+            raise ModelError(
+                f"{index.name}, {tensor}: expected the name of a file beside it, got {file!r}"
+            )
     return [folder / file for file in dict.fromkeys(weight_map.values())]
 
 
@@ -227,7 +240,9 @@ def read_metadata(file: Path) -> dict[str, str]:
         with safe_open(file, framework="numpy") as tensors:
             return tensors.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file.name}: expected a readable safetensors file, got: {first_line(error)}") from error
+        raise ModelError(
+            f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"
+        ) from error
 
 
 def _open_safetensors(file: Path) -> dict[str, Tensor]:
@@ -235,7 +250,8 @@ def _open_safetensors(file: Path) -> dict[str, Tensor]:
         # safetensors checks the header: the offsets below lie within the file.
         with safe_open(file, framework="numpy"), file.open("rb") as opened:
             mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        # Eight bytes with the size of the header, the header in JSON, the numbers. Source: safetensors, Format.
+        # Eight bytes with the size of the header, the header in JSON, the numbers. Source:
+        # safetensors, Format.
         size = int.from_bytes(mapped[:8], "little")
         headers = json.loads(mapped[8 : 8 + size])
         headers.pop("__metadata__", None)
@@ -244,7 +260,9 @@ def _open_safetensors(file: Path) -> dict[str, Tensor]:
             tensors[name] = _MappedTensor(mapped, 8 + size + header["data_offsets"][0], header)
         return tensors
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file.name}: expected a readable safetensors file, got: {first_line(error)}") from error
+        raise ModelError(
+            f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"
+        ) from error
 
 
 def _open_bin(file: Path) -> dict[str, Tensor]:
@@ -257,7 +275,9 @@ def _open_bin(file: Path) -> dict[str, Tensor]:
         ) from None
     version = torch.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_TORCH:
-        raise ModelError(f"{file.name}: expected torch >= 2.6 to read this file safely, got {version}")
+        raise ModelError(
+            f"{file.name}: expected torch >= 2.6 to read this file safely, got {version}"
+        )
     try:
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -265,16 +285,25 @@ def _open_bin(file: Path) -> dict[str, Tensor]:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle raises anything
         # torch's message begins with advice to load the file all the same; its finding comes later.
-        finding = re.search(r"WeightsUnpickler error: (.+?)(?:\. Please|$)", str(error), re.MULTILINE)
+        finding = re.search(
+            r"WeightsUnpickler error: (.+?)(?:\. Please|$)", str(error), re.MULTILINE
+        )
         reason = finding[1] if finding else first_line(error)
-        raise ModelError(f"{file.name}: expected tensors and nothing else, got: {reason}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+        raise ModelError(
+            f"{file.name}: expected tensors and nothing else, got: {reason}"
+        ) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in tensors.values()
+    ):
         raise ModelError(f"{file.name}: expected a dictionary of tensors, got something else")
     return {str(name): _TorchTensor(tensor) for name, tensor in tensors.items()}
 
 
 def write_tensors(
-    folder: Path, sizes: Mapping[str, int], tensor: Callable[[str], np.ndarray], max_shard_size: int | str
+    folder: Path,
+    sizes: Mapping[str, int],
+    tensor: Callable[[str], np.ndarray],
+    max_shard_size: int | str,
 ) -> None:
     """Write `model.safetensors`, or numbered shards with an index where it would be larger than `max_shard_size`.
 
@@ -318,8 +347,9 @@ def complete_folder(folder: Path) -> Iterator[Path]:
     partial = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
     try:
-        # A folder cannot be replaced in one rename: the earlier model is moved away, then the new one gets its name.
-        # After a kill between the two the earlier model has the other name alone, and gets its own back here.
+        # A folder cannot be replaced in one rename: the earlier model is moved away, then the new
+        # one gets its name. After a kill between the two the earlier model has the other name
+        # alone, and gets its own back here.
         if replaced.exists() and not folder.exists():
             replaced.rename(folder)
         for leftover in (partial, replaced):
@@ -363,8 +393,12 @@ def read_json(file: Path) -> dict[str, Any]:
         if (file.parent / "policy" / file.name).exists():
             fix = f"; did you mean {file.parent / 'policy'}, the model of the run in that folder?"
         elif (file.parent / "adapter_config.json").exists():
-            fix = "; an adapter is taken by --use_peft --lora_path, over the model that it belongs to"
-        raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file{fix}") from error
+            fix = (
+                "; an adapter is taken by --use_peft --lora_path, over the model that it belongs to"
+            )
+        raise ModelError(
+            f"{file}: expected a file of a Hugging Face model, got no file{fix}"
+        ) from error
     except (OSError, ValueError, DataError) as error:
         raise ModelError(f"{file}: expected JSON, got: {first_line(error)}") from error
     if not isinstance(content, dict):
@@ -386,5 +420,7 @@ def existing_folder(folder: str | os.PathLike[str]) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         fix = "name one, a shipped model or a hub id"
-        raise ModelError(f"{folder}: expected a model folder with {CONFIG_FILE}, got no folder; {fix}")
+        raise ModelError(
+            f"{folder}: expected a model folder with {CONFIG_FILE}, got no folder; {fix}"
+        )
     return folder

@@ -135,7 +135,8 @@ def _download(repo: str, revision: str | None, weights: bool) -> Path:
 
     The configuration comes first: nobody waits for gigabytes that cannot be used.
     """
-    from huggingface_hub import snapshot_download  # slow to import, and not needed for a local folder
+    # Slow to import, and not needed for a local folder
+    from huggingface_hub import snapshot_download
 
     try:
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=_HUB_FILES))
@@ -159,7 +160,9 @@ def _download(repo: str, revision: str | None, weights: bool) -> Path:
     return folder
 
 
-def load_pretrained(folder: str | os.PathLike[str], *, dtype: str = "float32") -> tuple[ModelConfig, Params]:
+def load_pretrained(
+    folder: str | os.PathLike[str], *, dtype: str = "float32"
+) -> tuple[ModelConfig, Params]:
     """Read a model folder as transformers writes it; see `load_model`.
 
     Returns:
@@ -203,16 +206,25 @@ def load_model(
     if head == "saved":
         head = saved_head
     with naming(folder), activity.show(f"loading {folder}"):
-        # Its `original` then names the architecture with this head, as the model's own export would.
+        # Its `original` then names the architecture with this head, as the model's own export
+        # would.
         if head != saved_head:
             config = config_from_hf(config_to_hf(config, head))
-        if shapes_only and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*")):
+        if (
+            shapes_only
+            and not any(folder.glob("*.safetensors"))
+            and not any(folder.glob("pytorch_model*"))
+        ):
             # A plan of a run needs no weights: their shapes follow from the configuration.
             params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
             return LoadedModel(config, params, folder, (), (), (), shapes_only=True)
         tensors = open_tensors(folder)
         entries = expected_tensors(config, head, tensors)
-        fresh = tuple(name for name, entry in entries.items() if entry.path[0] == "score" and name not in tensors)
+        fresh = tuple(
+            name
+            for name, entry in entries.items()
+            if entry.path[0] == "score" and name not in tensors
+        )
         for name in fresh:
             del entries[name]
         # All tensors are compared before the first is read, which may take minutes.
@@ -231,16 +243,21 @@ def load_model(
     return LoadedModel(config, params, folder, tuple(entries), fresh, unused, shapes_only)
 
 
-def _check_tied(config: ModelConfig, entries: dict[str, Expected], tensors: dict[str, Tensor]) -> None:
+def _check_tied(
+    config: ModelConfig, entries: dict[str, Expected], tensors: dict[str, Tensor]
+) -> None:
     """Raise a `ModelError` where a folder with a tied head has another one: transformers 5 takes it, 4 does not."""
     head_name = family_of(config.model_type).names["lm_head/kernel"].name
     if head_name not in tensors:
         return
-    name = next(name for name, entry in entries.items() if entry.path == ("trunk", "embed_in", "embedding"))
+    name = next(
+        name for name, entry in entries.items() if entry.path == ("trunk", "embed_in", "embedding")
+    )
     head = tensors[head_name]
     embedding = tensors[name]
     shape = entries[name].shape
-    # transformers 4 ties the head and drops these numbers, 5 uses them: only equal ones mean the same to both.
+    # transformers 4 ties the head and drops these numbers, 5 uses them: only equal ones mean the
+    # same to both.
     is_same = tuple(head.get_shape()) == shape
     for start in range(0, shape[0], _ROWS):
         rows = slice(start, start + _ROWS)
@@ -307,7 +324,9 @@ def save_pretrained(
                 generation |= generation_config
             write_json(partial / GENERATION_FILE, redact(generation))
         sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
-        write_tensors(partial, sizes, lambda name: arrays[name].stored(name, dtypes[name]), max_shard_size)
+        write_tensors(
+            partial, sizes, lambda name: arrays[name].stored(name, dtypes[name]), max_shard_size
+        )
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
         if card is not None:
@@ -375,7 +394,9 @@ def load_policy(
     config, head = read_config(folder)
     if head != "lm":
         architecture = family_of(config.model_type).architectures["lm"]
-        raise ModelError(f"{folder}: expected a language model ({architecture}), got one without lm_head")
+        raise ModelError(
+            f"{folder}: expected a language model ({architecture}), got one without lm_head"
+        )
     # The tokenizer first: weights take longer to read, and are of no use without it.
     tokenizer = load_padding_tokenizer(folder)
     check_tokenizer(tokenizer, config, str(folder))
@@ -383,7 +404,9 @@ def load_policy(
     return LoadedPolicy(with_tokens(config, tokenizer, folder), model.params, tokenizer, model)
 
 
-def _read(name: str, tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None) -> jax.Array:
+def _read(
+    name: str, tensor: Tensor, entry: Expected, dtype: str | None, placement: Placement | None
+) -> jax.Array:
     """Read a parameter; with a placement each device's callback reads its part of the file, and no other."""
 
     def read_part(index: Any) -> np.ndarray:
@@ -395,13 +418,16 @@ def _read(name: str, tensor: Tensor, entry: Expected, dtype: str | None, placeme
     shape = entry.shape[::-1] if entry.transpose else entry.shape
     if placement is None:
         return jnp.asarray(read_part((slice(None),) * len(shape)))
-    # Each device's callback runs on the process that has the device: no process reads the parts of others.
+    # Each device's callback runs on the process that has the device: no process reads the parts of
+    # others.
     return jax.make_array_from_callback(shape, placement(entry.path, shape), read_part)
 
 
 def check_replaceable(folder: Path, marker: str) -> None:
     """Raise a `ModelError` unless the folder is new, empty, or one that holds the file `marker`."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
-        raise ModelError(f"{folder}: expected a new or empty folder or one with {marker}, got other files")
+        raise ModelError(
+            f"{folder}: expected a new or empty folder or one with {marker}, got other files"
+        )
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"{folder}: expected a folder, got a file")

@@ -49,7 +49,9 @@ def pushed(run: Run) -> Iterator[None]:
     except (HubError, KeyboardInterrupt) as error:
         reason = str(error) or "stopped by Ctrl-C"
         repeat = repeat_command(folder, repo_id, hub.hub_private)
-        run.console.warn(f"push_to_hub: {reason}; the run is complete in {folder}, and this pushes again: {repeat}")
+        run.console.warn(
+            f"push_to_hub: {reason}; the run is complete in {folder}, and this pushes again: {repeat}"
+        )
     else:
         run.console.result(f"models at {url}")
 
@@ -67,9 +69,13 @@ def destination(hub: HubConfig, folder: Path) -> str:
     from huggingface_hub import HfApi, constants, get_token  # slow to import
 
     if constants.HF_HUB_OFFLINE:
-        raise ConfigError("push_to_hub: expected a hub that can be asked, got HF_HUB_OFFLINE; unset it, or push later")
+        raise ConfigError(
+            "push_to_hub: expected a hub that can be asked, got HF_HUB_OFFLINE; unset it, or push later"
+        )
     if get_token() is None:
-        raise ConfigError("push_to_hub: expected a token of the hub, got none; `hf auth login` or HF_TOKEN gives one")
+        raise ConfigError(
+            "push_to_hub: expected a token of the hub, got none; `hf auth login` or HF_TOKEN gives one"
+        )
     if hub.hub_model_id is not None:
         return hub.hub_model_id
     try:
@@ -85,7 +91,16 @@ def destination(hub: HubConfig, folder: Path) -> str:
 
 def repeat_command(folder: Path, repo_id: str, private: bool) -> str:
     """Return the command that pushes the models of a finished run again."""
-    words = ["python", "-m", "jaxppo.export", "--run_dir", str(folder), "--push_to_hub", "--hub_model_id", repo_id]
+    words = [
+        "python",
+        "-m",
+        "jaxppo.export",
+        "--run_dir",
+        str(folder),
+        "--push_to_hub",
+        "--hub_model_id",
+        repo_id,
+    ]
     if private:
         words.append("--hub_private")
     return redact_command(words)
@@ -106,10 +121,18 @@ def model_files(folder: Path) -> dict[str, Path]:
         DataError: there are no models.
     """
     if not has_models(folder):
-        raise DataError(f"{folder}: expected the models of a finished run, policy/ or {REWARD_MODEL}/, got none")
-    main_folder = next(folder / name for name in ("policy", REWARD_MODEL) if (folder / name).is_dir())
+        raise DataError(
+            f"{folder}: expected the models of a finished run, policy/ or {REWARD_MODEL}/, got none"
+        )
+    main_folder = next(
+        folder / name for name in ("policy", REWARD_MODEL) if (folder / name).is_dir()
+    )
     files = {}
-    for prefix, root in (("", main_folder), ("value/", folder / "value"), (f"{ADAPTERS}/", folder / ADAPTERS)):
+    for prefix, root in (
+        ("", main_folder),
+        ("value/", folder / "value"),
+        (f"{ADAPTERS}/", folder / ADAPTERS),
+    ):
         for path in sorted(root.rglob("*")):
             if path.is_file():
                 files[f"{prefix}{path.relative_to(root).as_posix()}"] = path
@@ -121,7 +144,9 @@ def push_models(folder: Path, repo_id: str, private: bool) -> str:
     return push(model_files(folder), repo_id, private, "model")
 
 
-def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["model", "dataset"]) -> str:
+def push(
+    files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["model", "dataset"]
+) -> str:
     """Push files in one commit: the repository has all of them, or is as it was. A missing repository is created.
 
     Files of an earlier push that do not fit these are deleted in the same commit; all others stay.
@@ -142,11 +167,14 @@ def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["
 
     try:
         api = HfApi(library_name="jaxppo", library_version=__version__)
-        # `exist_ok` leaves the visibility of an existing repository as it is, so that it is looked at.
+        # `exist_ok` leaves the visibility of an existing repository as it is, so that it is looked
+        # at.
         api.create_repo(repo_id, repo_type=kind, private=private or None, exist_ok=True)
         repo = api.model_info(repo_id) if kind == "model" else api.dataset_info(repo_id)
         if private and not repo.private:
-            raise HubError(f"{repo_id}: expected a private repository, got one that all can see: nothing was pushed")
+            raise HubError(
+                f"{repo_id}: expected a private repository, got one that all can see: nothing was pushed"
+            )
         # One commit: nobody downloads half of an old model and half of a new one.
         operations: list[Any] = [CommitOperationAdd(name, path) for name, path in files.items()]
         for sibling in repo.siblings or ():
@@ -158,12 +186,17 @@ def push(files: Mapping[str, Path], repo_id: str, private: bool, kind: Literal["
     except HubError:
         raise
     except Exception as error:  # the hub's many errors, and those of the network
-        raise HubError(f"{repo_id}: expected the hub to take {len(files)} files, got: {_reason(error)}") from error
+        raise HubError(
+            f"{repo_id}: expected the hub to take {len(files)} files, got: {_reason(error)}"
+        ) from error
     return redact(f"{api.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repo_id}")
 
 
 def _reason(error: BaseException) -> str:
     """Return an error of the hub or the network as one line without secrets."""
-    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # names the file, and its cause the reason
+    # Names the file, and its cause the reason
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:
         return f"{error}: {_reason(error.__cause__)}"
-    return sanitize(redact(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), limit=400)
+    return sanitize(
+        redact(" ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")), limit=400
+    )

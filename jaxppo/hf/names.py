@@ -47,9 +47,13 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     """
     family = family_of(raw.get("model_type"))
     if raw.get("quantization_config"):
-        raise ModelError("quantization_config: expected none (quantised weights are not supported), got one")
+        raise ModelError(
+            "quantization_config: expected none (quantised weights are not supported), got one"
+        )
     if not raw.get("is_causal", True):
-        raise ModelError(f"is_causal: expected true (no token sees a later one), got {raw['is_causal']!r}")
+        raise ModelError(
+            f"is_causal: expected true (no token sees a later one), got {raw['is_causal']!r}"
+        )
     fields = family.from_hf(raw)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         fields[name] = special_token(fields.get(name), fields["vocab_size"])
@@ -85,7 +89,8 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
     # A file that names no dtype means float32; one that is written anew names it.
     if not dtype_keys and (not raw or dtype != "float32"):
         dtype_keys = ["dtype"]
-    # The file's own keys stay where they still describe the model, so that a folder comes back as it was read.
+    # The file's own keys stay where they still describe the model, so that a folder comes back as
+    # it was read.
     if not raw or config_from_hf(raw) != _as_read(config):
         for name in family.replaced_keys:
             raw.pop(name, None)
@@ -100,7 +105,8 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
         for name in ("id2label", "label2id", "num_labels"):
             raw.pop(name, None)
         if head == "score":
-            raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # transformers' way to say num_labels=1
+            # transformers' way to say num_labels=1
+            raw |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     raw |= dict.fromkeys(dtype_keys, dtype)
     return redact(raw | {"architectures": [architecture]})
 
@@ -121,7 +127,9 @@ def _as_read(config: ModelConfig) -> ModelConfig:
 def _with_older_keys(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     """Return the content of `config.json` with the older names of what transformers 4 would not find in it."""
     family = family_of(config.model_type)
-    older_keys = {name: value for name, value in family.to_hf(config).items() if name in family.replaced_keys}
+    older_keys = {
+        name: value for name, value in family.to_hf(config).items() if name in family.replaced_keys
+    }
     # As transformers 4 reads the file.
     raw_of_4 = {name: value for name, value in raw.items() if name != NEW_KEY}
     if older_keys.keys() <= raw.keys() and config_from_hf(raw_of_4) == _as_read(config):
@@ -146,7 +154,9 @@ def head_of(config: ModelConfig, raw: dict[str, Any]) -> str | None:
     for head, architecture in architectures.items():
         if names[0] == architecture:
             return head
-    raise ModelError(f"architectures: expected one of {', '.join(architectures.values())}, got {names[0]!r}")
+    raise ModelError(
+        f"architectures: expected one of {', '.join(architectures.values())}, got {names[0]!r}"
+    )
 
 
 def head_in(config: ModelConfig, params: Params) -> str | None:
@@ -158,10 +168,13 @@ def head_in(config: ModelConfig, params: Params) -> str | None:
         return "lm"
     if not heads:
         architectures = (config.original or {}).get("architectures")
-        # A tied head has no array, so that a language model and a bare trunk have the same parameters.
+        # A tied head has no array, so that a language model and a bare trunk have the same
+        # parameters.
         is_bare = architectures == [family_of(config.model_type).architectures[None]]
         return "lm" if config.tie_word_embeddings and not is_bare else None
-    raise ModelError(f"params: expected 'trunk' with 'lm_head', with 'score' or alone, got {', '.join(sorted(params))}")
+    raise ModelError(
+        f"params: expected 'trunk' with 'lm_head', with 'score' or alone, got {', '.join(sorted(params))}"
+    )
 
 
 class Expected(NamedTuple):
@@ -172,7 +185,9 @@ class Expected(NamedTuple):
     transpose: bool
 
 
-def expected_tensors(config: ModelConfig, head: str | None, available: Any = ()) -> dict[str, Expected]:
+def expected_tensors(
+    config: ModelConfig, head: str | None, available: Any = ()
+) -> dict[str, Expected]:
     """Name in the folder -> its place, for every parameter of the model; nothing is allocated.
 
     Args:
@@ -185,8 +200,13 @@ def expected_tensors(config: ModelConfig, head: str | None, available: Any = ())
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
     if "score.bias" in available and head == "score":
         params["score"]["bias"] = jax.ShapeDtypeStruct((1,), jnp.float32)
-    # transformers prefixes the trunk's names where a head is beside it, but reads folders of either kind.
-    has_prefix = any(name.startswith(family.trunk_prefix) for name in available) if available else head is not None
+    # transformers prefixes the trunk's names where a head is beside it, but reads folders of either
+    # kind.
+    has_prefix = (
+        any(name.startswith(family.trunk_prefix) for name in available)
+        if available
+        else head is not None
+    )
     entries = {}
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = tuple(key.key for key in key_path)
@@ -217,9 +237,14 @@ def check_tensors(
         if shape != entry.shape:
             unfit.append(f"{name}: expected shape {entry.shape}, got {shape}")
         if not is_floating(tensors[name]):
-            unfit.append(f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}")
-    # The folder may have heads that this model does not need, such as the language model's where a score head is read.
-    heads = {family.names[path].name for path in ("lm_head/kernel", "score/kernel", "score/bias")} | {*VALUE_HEAD_NAMES}
+            unfit.append(
+                f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}"
+            )
+    # The folder may have heads that this model does not need, such as the language model's where a
+    # score head is read.
+    heads = {
+        family.names[path].name for path in ("lm_head/kernel", "score/kernel", "score/bias")
+    } | {*VALUE_HEAD_NAMES}
     unused = []
     unknown = []
     for name in sorted(set(tensors) - set(entries)):
@@ -267,7 +292,9 @@ def hf_arrays(config: ModelConfig, head: str | None, params: Params) -> dict[str
     entries = expected_tensors(config, head, available)
     difference = set(leaves) ^ {entry.path for entry in entries.values()}
     if difference:
-        raise ModelError(f"params: missing or not of this config: {', '.join(sorted(map('/'.join, difference)))}")
+        raise ModelError(
+            f"params: missing or not of this config: {', '.join(sorted(map('/'.join, difference)))}"
+        )
     arrays = {}
     for name, entry in entries.items():
         leaf = leaves[entry.path]

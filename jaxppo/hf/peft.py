@@ -43,8 +43,8 @@ _TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}
 _FACTORS = {"lora_a": "lora_A", "lora_b": "lora_B"}
 """Our names of the two factors of an adapter, and PEFT's."""
 
-# Settings of PEFT that may change the computation in ways that are not supported -> the values that do not. Other
-# values of `init_lora_weights` change the base.
+# Settings of PEFT that may change the computation in ways that are not supported -> the values that
+# do not. Other values of `init_lora_weights` change the base.
 # The first value of each is PEFT's default, which a missing key means.
 _SUPPORTED_VALUES = {
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", "mica"),
@@ -119,7 +119,11 @@ def save_adapter(
 
 
 def _peft_config(
-    config: ModelConfig, lora: LoraConfig, adapted_names: list[str], has_score: bool, base_model: str
+    config: ModelConfig,
+    lora: LoraConfig,
+    adapted_names: list[str],
+    has_score: bool,
+    base_model: str,
 ) -> dict[str, Any]:
     # PEFT has a key of its own for the revision.
     repo = base_model
@@ -182,8 +186,12 @@ def load_adapter(
             path, expected_shape = _place_of(name, layers, lora, config)
             shape = tuple(tensor.get_shape())
             if shape != expected_shape:
-                raise ModelError(f"{name}: expected shape {expected_shape} on this base, got {shape}")
-            set_path(adapter, path, jnp.asarray(cast(name, read_weights(name, tensor), "float32").T))
+                raise ModelError(
+                    f"{name}: expected shape {expected_shape} on this base, got {shape}"
+                )
+            set_path(
+                adapter, path, jnp.asarray(cast(name, read_weights(name, tensor), "float32").T)
+            )
         _check_complete(adapter)
         # A layer that the settings name and the file lacks would stay as it is, without a word.
         if lora.target_modules is not None:
@@ -214,11 +222,15 @@ def _read_config(raw: dict[str, Any]) -> LoraConfig:
         raise ModelError(f"peft_type: expected 'LORA', got {raw.get('peft_type')!r}")
     for name, values in _SUPPORTED_VALUES.items():
         if raw.get(name, values[0]) not in values:
-            raise ModelError(f"{name}: expected {values[0]!r} (others are not supported), got {raw[name]!r}")
+            raise ModelError(
+                f"{name}: expected {values[0]!r} (others are not supported), got {raw[name]!r}"
+            )
     targets = raw.get("target_modules")
     names = targets if isinstance(targets, list) else [targets]
     if targets is not None and not all(isinstance(name, str) for name in names):
-        raise ModelError(f"target_modules: expected names of layers or a regular expression, got {targets!r}")
+        raise ModelError(
+            f"target_modules: expected names of layers or a regular expression, got {targets!r}"
+        )
     if isinstance(targets, list):
         targets = tuple(sorted(targets))
     use_rslora = raw.get("use_rslora")
@@ -234,7 +246,9 @@ def _check_targets(adapter: Params, layers: dict[str, Any], lora: LoraConfig) ->
     for name, (path, _) in layers.items():
         layer_adapter = functools.reduce(lambda tree, part: tree.get(part, {}), path, adapter)
         if lora.targets(name) and not layer_adapter:
-            raise ModelError(f"{WEIGHTS_FILE}: expected an adapter for {name}, as target_modules say, got none")
+            raise ModelError(
+                f"{WEIGHTS_FILE}: expected an adapter for {name}, as target_modules say, got none"
+            )
 
 
 def _place_of(
@@ -247,12 +261,15 @@ def _place_of(
         if factor == "lora_A":
             return (*path, "lora_a"), (lora.r, num_inputs)
         return (*path, "lora_b"), (num_outputs, lora.r)
-    # PEFT has two names for a head that is trained beside the adapter: as saved, and as in its own module.
+    # PEFT has two names for a head that is trained beside the adapter: as saved, and as in its own
+    # module.
     if name in (f"{_PREFIX}score.weight", f"{_PREFIX}score.modules_to_save.weight"):
         return ("score", "kernel"), (1, config.hidden_size)
     if name == f"{_PREFIX}score.bias":
         return ("score", "bias"), (1,)
-    raise ModelError(f"{name}: expected an adapter for a linear layer of this {config.model_type} model, got another")
+    raise ModelError(
+        f"{name}: expected an adapter for a linear layer of this {config.model_type} model, got another"
+    )
 
 
 def _check_complete(adapter: Params, path: tuple[str, ...] = ()) -> None:
@@ -260,7 +277,9 @@ def _check_complete(adapter: Params, path: tuple[str, ...] = ()) -> None:
         raise ModelError(f"{WEIGHTS_FILE}: expected an adapter for some layer, got no tensors")
     factors = [name for name in _FACTORS if name in adapter]
     if len(factors) == 1:
-        raise ModelError(f"{WEIGHTS_FILE}: expected both factors of {'/'.join(path)}, got {factors[0]} alone")
+        raise ModelError(
+            f"{WEIGHTS_FILE}: expected both factors of {'/'.join(path)}, got {factors[0]} alone"
+        )
     for name, child in adapter.items():
         if isinstance(child, dict):
             _check_complete(child, (*path, name))

@@ -62,7 +62,9 @@ def check_tokenizer(tokenizer: Any, config: ModelConfig, source: str) -> None:
     check_end(tokenizer, source)
     num_ids = _num_ids(tokenizer)
     if num_ids > config.vocab_size:
-        raise ModelError(f"{source}: expected at most vocab_size={config.vocab_size} tokens, got {num_ids}")
+        raise ModelError(
+            f"{source}: expected at most vocab_size={config.vocab_size} tokens, got {num_ids}"
+        )
 
 
 def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfig:
@@ -106,12 +108,17 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
         ModelError: the folder is missing or holds no tokenizer that transformers can read.
     """
     folder = existing_folder(folder)
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make up an empty one
-        raise ModelError(f"{folder}: expected a tokenizer ({' or '.join(_TOKENIZER_FILES)}), got none of these files")
+    # Transformers would make up an empty one
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(
+            f"{folder}: expected a tokenizer ({' or '.join(_TOKENIZER_FILES)}), got none of these files"
+        )
     try:
         return _tokenizer_loader(folder)(folder)
     except Exception as error:  # tokenizers raises plain ones, and a damaged file leads anywhere
-        raise ModelError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
+        raise ModelError(
+            f"{folder}: expected a readable tokenizer, got: {first_line(error)}"
+        ) from error
 
 
 def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
@@ -122,7 +129,8 @@ def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:
     file = folder / _CONFIG_FILE
     if (folder / "tokenizer.json").is_file() and file.is_file():
         tokenizer_class = read_json(file).get("tokenizer_class")
-        if tokenizer_class in ("TokenizersBackend", "PreTrainedTokenizerFast"):  # its names in transformers 5 and 4
+        # Its names in transformers 5 and 4
+        if tokenizer_class in ("TokenizersBackend", "PreTrainedTokenizerFast"):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained

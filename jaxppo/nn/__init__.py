@@ -19,7 +19,9 @@ FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2, **LLAMA}
 """`model_type` -> family."""
 
 _EXPERTS = "a mixture of experts, which needs a router and a loss that balances it"
-_VISION = "a model with a vision tower; its text part alone would have to come as a folder of its own"
+_VISION = (
+    "a model with a vision tower; its text part alone would have to come as a folder of its own"
+)
 _GEMMA = "Gemma, which needs norms of 1 + w and scaled embeddings"
 UNSUPPORTED = {
     "gemma": _GEMMA,
@@ -53,7 +55,9 @@ def family_of(model_type: object) -> Family:
     name = str(model_type)
     if name not in FAMILIES:
         description = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
-        raise ModelError(f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}{description}")
+        raise ModelError(
+            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}{description}"
+        )
     return FAMILIES[name]
 
 

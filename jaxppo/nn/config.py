@@ -65,16 +65,25 @@ class ModelConfig:
     attention: str = "plain"
     num_tokens: int | None = None
     end_ids: tuple[int, ...] = ()
-    # Not compared: files that are written in different ways may mean the same model, and programs are cached by it.
+    # Not compared: files that are written in different ways may mean the same model, and programs
+    # are cached by it.
     original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+        )
         # First the sizes: what follows divides by them.
         for name in (*sizes, "max_position_embeddings"):
             check_positive_int(name, getattr(self, name))
         if self.num_hidden_layers > MAX_LAYERS:
-            raise ModelError(f"num_hidden_layers: expected {MAX_LAYERS} or fewer, got {self.num_hidden_layers}")
+            raise ModelError(
+                f"num_hidden_layers: expected {MAX_LAYERS} or fewer, got {self.num_hidden_layers}"
+            )
         self._fill_in()
         for name in ("tie_word_embeddings", "gradient_checkpointing", "accelerated"):
             check_bool(name, getattr(self, name))
@@ -86,7 +95,9 @@ class ModelConfig:
         _check_end_ids("end_ids", self.end_ids or None, self.vocab_size)
         # Padded entries of the vocabulary are no tokens: nothing may predict them.
         if self.num_tokens is not None and not 0 < self.num_tokens <= self.vocab_size:
-            raise ModelError(f"num_tokens: expected 1 to vocab_size={self.vocab_size}, got {self.num_tokens}")
+            raise ModelError(
+                f"num_tokens: expected 1 to vocab_size={self.vocab_size}, got {self.num_tokens}"
+            )
         check_choice("attention", self.attention, ATTENTION_FORMS)
         if self.compute_dtype is not None:
             check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
@@ -110,8 +121,8 @@ class ModelConfig:
     @property
     def scans_layers(self) -> bool:
         """Whether the layers are one loop, which is compiled once however many they are, and stacked for it."""
-        # On a CPU a loop copies every layer's weights and what its gradient saves. Wide layers compute for so long that
-        # this costs more than compiling each of them.
+        # On a CPU a loop copies every layer's weights and what its gradient saves. Wide layers
+        # compute for so long that this costs more than compiling each of them.
         is_slow_to_compile = self.num_hidden_layers >= SCAN_FROM and not self.wide
         return self.accelerated or self.gradient_checkpointing or is_slow_to_compile
 
@@ -192,7 +203,9 @@ def _is_token_id(value: Any, vocab_size: int) -> bool:
 
 def _check_token_id(name: str, value: Any, vocab_size: int) -> None:
     if value is not None and not _is_token_id(value, vocab_size):
-        raise ModelError(f"{name}: expected null or one integer in [0, vocab_size={vocab_size}), got {value!r}")
+        raise ModelError(
+            f"{name}: expected null or one integer in [0, vocab_size={vocab_size}), got {value!r}"
+        )
 
 
 def _check_end_ids(name: str, value: Any, vocab_size: int) -> None:
@@ -257,7 +270,8 @@ class Family:
     saved_intermediates: int = 1
 
     def __post_init__(self) -> None:
-        # How a parameter is split is looked up by its path alone, so that all families share one table.
+        # How a parameter is split is looked up by its path alone, so that all families share one
+        # table.
         partition.add(self.partition)
 
     def new_config(self, **settings: Any) -> ModelConfig:
@@ -275,7 +289,11 @@ class Family:
     def fan_in_fan_out(self) -> bool:
         """Whether linear layers of the trunk are stored as [inputs, outputs], as GPT-2's Conv1D does; PEFT's name."""
         # Heads are linear layers of torch in every family.
-        kernels = [name for path, name in self.names.items() if path.startswith("trunk/") and path.endswith("/kernel")]
+        kernels = [
+            name
+            for path, name in self.names.items()
+            if path.startswith("trunk/") and path.endswith("/kernel")
+        ]
         return any(not name.transpose for name in kernels)
 
     def hf_name(self, path: tuple[str, ...]) -> HfName:

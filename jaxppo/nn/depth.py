@@ -75,7 +75,8 @@ def _scan_layers(
 ) -> Array:
     """Make a loop of the layers of one kind that follow one another."""
 
-    # Layers may differ in what they compute (windows, rotation) and in their weights (adapters on some of them).
+    # Layers may differ in what they compute (windows, rotation) and in their weights (adapters on
+    # some of them).
     def kind(i: int) -> tuple[nnx.GraphDef, object]:
         weights_kind = None if stacks.is_stacked(layers) else stacks.kind_of(layers[str(i)])
         return graphs[i], weights_kind
@@ -155,8 +156,11 @@ def _gather_weights(weights: Params, hidden: Array) -> Params:
 
 # Under `jax.jit`, so that layers with the same graph and shapes are traced and lowered once.
 @partial(jax.jit, static_argnums=0)
-def _run_layer(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
-    # Inside of what the gradient computes again, so that gathered weights are dropped with the layer.
+def _run_layer(
+    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
+) -> Array:
+    # Inside of what the gradient computes again, so that gathered weights are dropped with the
+    # layer.
     layer = nnx.merge(graph, _gather_weights(weights, hidden))
     return layer(hidden, context)[0]
 
@@ -172,7 +176,9 @@ def _run_layer_cached(
 
 
 @partial(jax.jit, static_argnums=0)
-def _saving_all(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
+def _saving_all(
+    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
+) -> Array:
     """Save all but gathered weights, so that no device ever holds all layers."""
     # Without shards there is nothing to leave out.
     if not partition.is_split(weights, hidden.shape[-1]):
@@ -182,16 +188,22 @@ def _saving_all(graph: nnx.GraphDef, weights: Params, hidden: Array, context: At
 
 
 @partial(jax.jit, static_argnums=0)
-def _saving_named(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
+def _saving_named(
+    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
+) -> Array:
     """Save what goes into attention and into the activation; what lies between, and fused attention, is computed again.
 
     No product with weights is computed again (docs/accelerators.md has what it takes).
     """
     policy = jax.checkpoint_policies.save_only_these_names(SAVED)
-    return jax.checkpoint(partial(_run_layer, graph), policy=policy, prevent_cse=False)(weights, hidden, context)
+    return jax.checkpoint(partial(_run_layer, graph), policy=policy, prevent_cse=False)(
+        weights, hidden, context
+    )
 
 
 @partial(jax.jit, static_argnums=0)
-def _saving_inputs(graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext) -> Array:
+def _saving_inputs(
+    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
+) -> Array:
     """Save the input alone. In a loop: elsewhere XLA on the CPU finds that the second computation is the first."""
     return jax.checkpoint(partial(_run_layer, graph), prevent_cse=False)(weights, hidden, context)

@@ -85,13 +85,16 @@ class GPT2Attention(nnx.Module):
         self.scale = config.attention_scale(layer)
         # The order in which layers are drawn is part of what a seed means.
         self.c_attn = Linear(config, size, 3 * size, rngs=rngs)
-        self.c_proj = Linear(config, size, size, init_scale=config.residual_init_scale, axes=ROW_PARALLEL, rngs=rngs)
+        self.c_proj = Linear(
+            config, size, size, init_scale=config.residual_init_scale, axes=ROW_PARALLEL, rngs=rngs
+        )
 
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         qkv_shape = (3, -1, x_btd.shape[2] // self.num_heads)
         qkv = project_qkv(self.c_attn, x_btd, context.read, qkv_shape, axis=0)
-        # A part of the fused columns would be no heads, so that every device computes all of them and takes its own.
+        # A part of the fused columns would be no heads, so that every device computes all of them
+        # and takes its own.
         query, key, value = [partition.local_heads(x, self.num_heads, self.num_heads) for x in qkv]
         attended, cache = attend_cached(query, key, value, context, self.form, self.scale)
         return self.c_proj(attended), cache
@@ -105,7 +108,9 @@ class GPT2Mlp(nnx.Module):
         inner = config.intermediate_size
         self.activation = ACTIVATIONS[config.hidden_act]
         self.c_fc = Linear(config, size, inner, rngs=rngs)
-        self.c_proj = Linear(config, inner, size, init_scale=config.residual_init_scale, axes=ROW_PARALLEL, rngs=rngs)
+        self.c_proj = Linear(
+            config, inner, size, init_scale=config.residual_init_scale, axes=ROW_PARALLEL, rngs=rngs
+        )
 
     def __call__(self, x_btd: Array) -> Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
@@ -124,7 +129,12 @@ class GPT2Layer(nnx.Module):
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
         return pre_norm_layer(
-            x_btd, context, attention_norm=self.ln_1, attention=self.attn, mlp_norm=self.ln_2, mlp=self.mlp
+            x_btd,
+            context,
+            attention_norm=self.ln_1,
+            attention=self.attn,
+            mlp_norm=self.ln_2,
+            mlp=self.mlp,
         )
 
 
@@ -134,7 +144,9 @@ class GPT2Trunk(nnx.Module):
     def __init__(self, config: GPT2Config, rngs: nnx.Rngs):
         self.embed_in = embedding(config, config.vocab_size, rngs)
         self.embed_positions = embedding(config, config.max_position_embeddings, rngs)
-        self.layers = nnx.Dict({str(i): GPT2Layer(config, i, rngs) for i in range(config.num_hidden_layers)})
+        self.layers = nnx.Dict(
+            {str(i): GPT2Layer(config, i, rngs) for i in range(config.num_hidden_layers)}
+        )
         self.final_layer_norm = layer_norm(config, rngs)
 
     def embed(self, input_ids: Array, positions: Array) -> tuple[Array, None]:
@@ -143,7 +155,9 @@ class GPT2Trunk(nnx.Module):
         Positions past the table take its last row: right padding may reach there, real tokens must not
         (`ModelConfig.max_length`).
         """
-        return embed(self.embed_in, input_ids) + embed(self.embed_positions, positions, mode="clip"), None
+        return embed(self.embed_in, input_ids) + embed(
+            self.embed_positions, positions, mode="clip"
+        ), None
 
 
 # Field of our configuration -> key in transformers.
@@ -161,8 +175,14 @@ _KEYS = {
     "scale_attn_by_inverse_layer_idx": "scale_attn_by_inverse_layer_idx",
     "pad_token_id": "pad_token_id",
 }
-# Source: transformers GPT2Config.attribute_map; a file's `hidden_act` or `layer_norm_eps` mean nothing to it.
-_SHARED_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+# Source: transformers GPT2Config.attribute_map; a file's `hidden_act` or `layer_norm_eps` mean
+# nothing to it.
+_SHARED_NAMES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
 # What GPT2Config means where a file does not name them; `n_inner` null means 4 n_embd.
 _DEFAULTS = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 _END_OF_TEXT = 50256
@@ -203,7 +223,11 @@ GPT2 = Family(
     from_hf=_from_hf,
     to_hf=_to_hf,
     trunk_prefix="transformer.",
-    architectures={"lm": "GPT2LMHeadModel", "score": "GPT2ForSequenceClassification", None: "GPT2Model"},
+    architectures={
+        "lm": "GPT2LMHeadModel",
+        "score": "GPT2ForSequenceClassification",
+        None: "GPT2Model",
+    },
     names={
         "trunk/embed_in/embedding": HfName("wte.weight"),
         "trunk/embed_positions/embedding": HfName("wpe.weight"),
@@ -220,7 +244,8 @@ GPT2 = Family(
     ignored=re.compile(r"attn\.(bias|masked_bias)$"),
     partition={
         "embed_positions/embedding": (None, FSDP),
-        "attn/c_attn/kernel": (FSDP, None),  # its columns are all queries, then all keys: no part of them is a head
+        # Its columns are all queries, then all keys: no part of them is a head
+        "attn/c_attn/kernel": (FSDP, None),
         "attn/c_proj/kernel": ROW_PARALLEL,
         "mlp/c_fc/kernel": COLUMN_PARALLEL,
         "mlp/c_fc/bias": (TENSOR,),

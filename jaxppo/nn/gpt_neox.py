@@ -69,7 +69,8 @@ class GPTNeoXConfig(ModelConfig):
     @property
     def rotated(self) -> int:
         """Dimensions n of each head that set the frequencies: floor(K rotary_pct)."""
-        # Rounded down, as in transformers; the frequencies are those of this number, though pairs rotate.
+        # Rounded down, as in transformers; the frequencies are those of this number, though pairs
+        # rotate.
         return int(self.head_dim * self.rotary_pct)
 
     @property
@@ -100,7 +101,9 @@ class NeoXAttention(nnx.Module):
         assert context.rotary is not None
         # Head by head, so that a part of the columns is whole heads: devices can split them.
         qkv_shape = (-1, 3, x_btd.shape[2] // self.num_heads)
-        query, key, value = project_qkv(self.query_key_value, x_btd, context.read, qkv_shape, axis=1)
+        query, key, value = project_qkv(
+            self.query_key_value, x_btd, context.read, qkv_shape, axis=1
+        )
         query, key = rotate_queries_and_keys(query, key, context.rotary, context.read)
         attended, cache = attend_cached(query, key, value, context, self.form)
         return self.dense(attended), cache
@@ -112,7 +115,9 @@ class NeoXMlp(nnx.Module):
     def __init__(self, config: GPTNeoXConfig, rngs: nnx.Rngs):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.dense_h_to_4h = Linear(config, config.hidden_size, config.intermediate_size, rngs=rngs)
-        self.dense_4h_to_h = Linear(config, config.intermediate_size, config.hidden_size, axes=ROW_PARALLEL, rngs=rngs)
+        self.dense_4h_to_h = Linear(
+            config, config.intermediate_size, config.hidden_size, axes=ROW_PARALLEL, rngs=rngs
+        )
 
     def __call__(self, x_btd: Array) -> Array:
         """Transform each token alone: [B, T, D] -> [B, T, D]."""
@@ -148,7 +153,9 @@ class NeoXTrunk(nnx.Module):
     def __init__(self, config: GPTNeoXConfig, rngs: nnx.Rngs):
         self.config = config
         self.embed_in = embedding(config, config.vocab_size, rngs)
-        self.layers = nnx.Dict({str(i): NeoXLayer(config, rngs) for i in range(config.num_hidden_layers)})
+        self.layers = nnx.Dict(
+            {str(i): NeoXLayer(config, rngs) for i in range(config.num_hidden_layers)}
+        )
         self.final_layer_norm = layer_norm(config, rngs)
 
     def embed(self, input_ids: Array, positions: Array) -> tuple[Array, Rotary]:
@@ -158,7 +165,13 @@ class NeoXTrunk(nnx.Module):
         return hidden, self.config.rope.angles(positions, self.config.rotated, hidden.dtype)
 
 
-_REQUIRED_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_REQUIRED_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
 _OPTIONAL_KEYS = (
     "max_position_embeddings",
     "layer_norm_eps",
@@ -186,13 +199,21 @@ def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
-    names = ("model_type", *_REQUIRED_KEYS, *_OPTIONAL_KEYS, "bos_token_id", "eos_token_id", "rotary_pct")
+    names = (
+        "model_type",
+        *_REQUIRED_KEYS,
+        *_OPTIONAL_KEYS,
+        "bos_token_id",
+        "eos_token_id",
+        "rotary_pct",
+    )
     # `rotary_pct` for transformers 4, `partial_rotary_factor` for 5.
     rope = config.rope.to_hf("rotary_emb_base", {"partial_rotary_factor": config.rotary_pct})
     return {name: getattr(config, name) for name in names} | rope
 
 
-# Names as on disk: transformers 5 calls the module `lm_head` but still reads and writes `embed_out`.
+# Names as on disk: transformers 5 calls the module `lm_head` but still reads and writes
+# `embed_out`.
 GPT_NEOX = Family(
     config=GPTNeoXConfig,
     trunk=NeoXTrunk,
@@ -204,11 +225,16 @@ GPT_NEOX = Family(
         "score": "GPTNeoXForSequenceClassification",
         None: "GPTNeoXModel",
     },
-    names={"trunk/embed_in/embedding": HfName("embed_in.weight"), "lm_head/kernel": HfName("embed_out.weight", True)}
+    names={
+        "trunk/embed_in/embedding": HfName("embed_in.weight"),
+        "lm_head/kernel": HfName("embed_out.weight", True),
+    }
     | norm_names("trunk/final_layer_norm", "final_layer_norm")
     | norm_names("trunk/layers/{i}/input_layernorm", "layers.{i}.input_layernorm")
     | norm_names("trunk/layers/{i}/post_attention_layernorm", "layers.{i}.post_attention_layernorm")
-    | linear_names("trunk/layers/{i}/attention/query_key_value", "layers.{i}.attention.query_key_value")
+    | linear_names(
+        "trunk/layers/{i}/attention/query_key_value", "layers.{i}.attention.query_key_value"
+    )
     | linear_names("trunk/layers/{i}/attention/dense", "layers.{i}.attention.dense")
     | linear_names("trunk/layers/{i}/mlp/dense_h_to_4h", "layers.{i}.mlp.dense_h_to_4h")
     | linear_names("trunk/layers/{i}/mlp/dense_4h_to_h", "layers.{i}.mlp.dense_4h_to_h")

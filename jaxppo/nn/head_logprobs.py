@@ -97,11 +97,15 @@ class _Settings(NamedTuple):
     vocab_axis: int  # of the kernel
 
 
-def _without_gradient(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> tuple[Array, Array]:
+def _without_gradient(
+    hidden: Array, kernel: Array, ids: Array, settings: _Settings
+) -> tuple[Array, Array]:
     return _forward(hidden, kernel, ids, settings)[:2]
 
 
-def _forward(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> tuple[Array, Array, Array]:
+def _forward(
+    hidden: Array, kernel: Array, ids: Array, settings: _Settings
+) -> tuple[Array, Array, Array]:
     """Log-probability, entropy and logsumexp of each row, [N] each."""
     temperature, vocab, block, vocab_axis = settings
     columns = _vocab_blocks(vocab, block, vocab_axis)
@@ -111,9 +115,12 @@ def _forward(hidden: Array, kernel: Array, ids: Array, settings: _Settings) -> t
 
         def step(carry: tuple[_Softmax, Array], c: Array) -> tuple[tuple[_Softmax, Array], None]:
             softmax, chosen = carry
-            z = _logits(h, _gather_block(columns.get(kernel, c), h, vocab_axis), temperature, vocab_axis)
+            z = _logits(
+                h, _gather_block(columns.get(kernel, c), h, vocab_axis), temperature, vocab_axis
+            )
             softmax = _extend(softmax, z, columns.new(c))
-            # The id's column in this block; of an id that the block does not have, any column, which is not used.
+            # The id's column in this block; of an id that the block does not have, any column,
+            # which is not used.
             column = row_ids - columns.start(c)
             column_in_block = jnp.clip(column, 0, columns.size - 1)
             picked = jnp.take_along_axis(z, column_in_block[:, None], axis=1)[:, 0]
@@ -137,7 +144,9 @@ def _forward_rule(hidden: Array, kernel: Array, ids: Array, settings: _Settings)
     return (logprobs, entropy), (hidden, kernel, ids, log_z, entropy)
 
 
-def _backward_rule(settings: _Settings, residuals: Any, grads: tuple[Array, Array]) -> tuple[Array, Array, None]:
+def _backward_rule(
+    settings: _Settings, residuals: Any, grads: tuple[Array, Array]
+) -> tuple[Array, Array, None]:
     """dlogp/dz[v] = 1[v = id] - p[v] and dH/dz[v] = -p[v] (z[v] - E[z])."""
     temperature, vocab, block, vocab_axis = settings
     hidden, kernel, ids, log_z, entropy = residuals
@@ -165,7 +174,9 @@ def _backward_rule(settings: _Settings, residuals: Any, grads: tuple[Array, Arra
             d_part += einsum_fp32(f"rd,rc->{kernel_axes}", h, d_z)
             return d_part, d_h
 
-        d_part, d_hidden = jax.lax.scan(add_rows, jnp.zeros(part.shape, jnp.float32), (rows, d_hidden))
+        d_part, d_hidden = jax.lax.scan(
+            add_rows, jnp.zeros(part.shape, jnp.float32), (rows, d_hidden)
+        )
         if d_part.shape[hidden_axis] != kernel.shape[hidden_axis]:
             d_part = partition.scattered(d_part, hidden_axis)
         d_kernel = columns.set(d_kernel, c, columns.get(d_kernel, c) + d_part)
@@ -213,18 +224,21 @@ def token_kl(
     block = block or default_block()
     vocab = kernel.shape[1] if vocab is None else vocab
     columns = _vocab_blocks(vocab, block, vocab_axis=1)
-    # Models of two widths: the narrower one is filled up with zeros, which add nothing to a product.
+    # Models of two widths: the narrower one is filled up with zeros, which add nothing to a
+    # product.
     width = max(kernel.shape[0], ref_kernel.shape[0])
     kernels = (_pad_axis(kernel, width, axis=0), _pad_axis(ref_kernel, width, axis=0))
 
     def row_kl(rows: tuple[Array, Array]) -> Array:
-        # p and q go through one product and one sum, the rows of q below those of p: equal ones give exactly 0.
+        # p and q go through one product and one sum, the rows of q below those of p: equal ones
+        # give exactly 0.
         stacked_hidden = jnp.stack(rows)
 
         def step(sums: _Softmax, c: Array) -> tuple[_Softmax, None]:
             parts = jnp.stack([columns.get(kernel, c) for kernel in kernels])
             z = einsum_fp32("nrd,ndc->nrc", stacked_hidden, parts)
-            # Not z / temperature less ref_z / temperature: with a fused multiply-add that is not 0 for equal ones.
+            # Not z / temperature less ref_z / temperature: with a fused multiply-add that is not 0
+            # for equal ones.
             gap = jnp.concatenate([(z[0] - z[1]) / temperature, jnp.zeros_like(z[1])])
             return _extend(sums, z.reshape(gap.shape) / temperature, columns.new(c), gap), None
 
@@ -239,7 +253,9 @@ def token_kl(
 
     flat_hidden = _pad_axis(hidden.reshape(-1, hidden.shape[-1]), width, axis=1)
     flat_ref_hidden = _pad_axis(ref_hidden.reshape(-1, ref_hidden.shape[-1]), width, axis=1)
-    return map_in_chunks(row_kl, (flat_hidden, flat_ref_hidden), block.rows).reshape(hidden.shape[:-1])
+    return map_in_chunks(row_kl, (flat_hidden, flat_ref_hidden), block.rows).reshape(
+        hidden.shape[:-1]
+    )
 
 
 def _pad_axis(x: Array, size: int, axis: int) -> Array:
@@ -273,8 +289,8 @@ def _extend(sums: _Softmax, z: Array, new: Array | None, x: Array | None = None)
     weights = where_new(new, jnp.exp(shifted))
     weighted = sums.weighted
     if x is None:
-        # x = z - m of the earlier columns moves with m. Before the first block m is the smallest number there is, whose
-        # product with a total of 0 could be NaN.
+        # x = z - m of the earlier columns moves with m. Before the first block m is the smallest
+        # number there is, whose product with a total of 0 could be NaN.
         weighted = weighted + jnp.where(sums.total > 0, shift * sums.total, 0.0)
         x = shifted
     return _Softmax(

@@ -73,7 +73,8 @@ def triton(
     Source: FlashAttention (arXiv:2205.14135).
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # since JAX 0.11, in favour of another package (tokamax)
+        # Since JAX 0.11, in favour of another package (tokamax)
+        warnings.simplefilter("ignore", DeprecationWarning)
         from jax.experimental.pallas.ops.gpu import attention
 
     assert window is None
@@ -83,8 +84,13 @@ def triton(
     k_bhtk = jnp.repeat(k_bgtk, queries_per_key, axis=1)
     v_bhtk = jnp.repeat(v_bgtk, queries_per_key, axis=1)
     # Tokens see those of their own segment: 1 for real ones, 0 for padding.
-    segments = None if mask is None else _pad_to_multiple(mask.astype(jnp.int32), TRITON_BLOCK, axis=1)
-    arrays = [_pad_to_multiple(x.transpose(0, 2, 1, 3), TRITON_BLOCK, axis=1) for x in (q_bhtk, k_bhtk, v_bhtk)]
+    segments = (
+        None if mask is None else _pad_to_multiple(mask.astype(jnp.int32), TRITON_BLOCK, axis=1)
+    )
+    arrays = [
+        _pad_to_multiple(x.transpose(0, 2, 1, 3), TRITON_BLOCK, axis=1)
+        for x in (q_bhtk, k_bhtk, v_bhtk)
+    ]
     half = TRITON_BLOCK // 2
     blocks = attention.BlockSizes(TRITON_BLOCK, TRITON_BLOCK, half, half, half, half)
     attended: Any = attention.mha(
@@ -110,7 +116,9 @@ def splash(
     # Short rows are one tile; longer ones are tiles of half the largest size.
     num_lanes = -(-num_tokens // SPLASH_LANES)
     tile = SPLASH_LANES * (num_lanes if num_lanes <= SPLASH_TILE else SPLASH_TILE // 2)
-    q_bhtk, k_bgtk, v_bgtk = (_pad_to_multiple(x, tile, axis=2) for x in (q_bhtk * scale, k_bgtk, v_bgtk))
+    q_bhtk, k_bgtk, v_bgtk = (
+        _pad_to_multiple(x, tile, axis=2) for x in (q_bhtk * scale, k_bgtk, v_bgtk)
+    )
     shape = (q_bhtk.shape[2], q_bhtk.shape[2])
     causal_mask = splash_attention.CausalMask(shape)
     if window is not None:
@@ -134,8 +142,8 @@ def _at_default_precision(program: Callable[..., Array]) -> Callable[..., Array]
 
     At "highest", which the commands set, Mosaic refuses them.
     """
-    # The backward pass is traced after the forward pass has returned, outside of a `with` around the call: with a rule
-    # of its own, both are traced inside of one.
+    # The backward pass is traced after the forward pass has returned, outside of a `with` around
+    # the call: with a rule of its own, both are traced inside of one.
     at_precision = jax.default_matmul_precision
 
     @jax.custom_vjp

@@ -42,12 +42,15 @@ class LlamaAttention(nnx.Module):
         size = config.hidden_size
         query_size = self.num_heads * config.head_dim
         kv_size = self.num_kv_heads * config.head_dim
-        # Qwen2 has biases of queries, keys and values and none of the output, without a setting for it.
+        # Qwen2 has biases of queries, keys and values and none of the output, without a setting for
+        # it.
         qkv_bias = config.attention_bias or config.kind.qkv_bias
         self.q_proj = Linear(config, size, query_size, use_bias=qkv_bias, rngs=rngs)
         self.k_proj = Linear(config, size, kv_size, use_bias=qkv_bias, rngs=rngs)
         self.v_proj = Linear(config, size, kv_size, use_bias=qkv_bias, rngs=rngs)
-        self.o_proj = Linear(config, query_size, size, use_bias=config.attention_bias, axes=ROW_PARALLEL, rngs=rngs)
+        self.o_proj = Linear(
+            config, query_size, size, use_bias=config.attention_bias, axes=ROW_PARALLEL, rngs=rngs
+        )
         qk_norm = config.kind.qk_norm
         self.q_norm = RMSNorm(config.head_dim, config.layer_norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.layer_norm_eps) if qk_norm else None
@@ -55,7 +58,9 @@ class LlamaAttention(nnx.Module):
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         assert context.rotary is not None
-        query = split_heads(saved_residual(self.q_proj(select_tokens(x_btd, context.read, axis=1))), self.head_dim)
+        query = split_heads(
+            saved_residual(self.q_proj(select_tokens(x_btd, context.read, axis=1))), self.head_dim
+        )
         key = self._split_kv_heads(saved_residual(self.k_proj(x_btd)))
         value = self._split_kv_heads(saved_residual(self.v_proj(x_btd)))
         # Each head by itself, and before the rotation, as in transformers' Qwen3Attention.
@@ -124,7 +129,9 @@ class LlamaTrunk(nnx.Module):
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.config = config
         self.embed_in = embedding(config, config.vocab_size, rngs)
-        self.layers = nnx.Dict({str(i): LlamaLayer(config, i, rngs) for i in range(config.num_hidden_layers)})
+        self.layers = nnx.Dict(
+            {str(i): LlamaLayer(config, i, rngs) for i in range(config.num_hidden_layers)}
+        )
         self.final_layer_norm = RMSNorm(config.hidden_size, config.layer_norm_eps)
 
     def embed(self, input_ids: Array, positions: Array) -> tuple[Array, Rotary]:
@@ -134,8 +141,15 @@ class LlamaTrunk(nnx.Module):
         return hidden, self.config.rope.angles(positions, self.config.head_dim, hidden.dtype)
 
 
-# One list for the names and for how devices split the layers: a layer that is forgotten has no name either.
-_COLUMN_PARALLEL = ("self_attn/q_proj", "self_attn/k_proj", "self_attn/v_proj", "mlp/gate_proj", "mlp/up_proj")
+# One list for the names and for how devices split the layers: a layer that is forgotten has no name
+# either.
+_COLUMN_PARALLEL = (
+    "self_attn/q_proj",
+    "self_attn/k_proj",
+    "self_attn/v_proj",
+    "mlp/gate_proj",
+    "mlp/up_proj",
+)
 _ROW_PARALLEL = ("self_attn/o_proj", "mlp/down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn/q_norm", "self_attn/k_norm")
 
@@ -145,7 +159,9 @@ _NAMES = {
     "lm_head/kernel": HfName("lm_head.weight", transpose=True),
 } | SCORE_NAMES
 for _name in _NORMS:
-    _NAMES[f"trunk/layers/{{i}}/{_name}/scale"] = HfName(f"layers.{{i}}.{_name.replace('/', '.')}.weight")
+    _NAMES[f"trunk/layers/{{i}}/{_name}/scale"] = HfName(
+        f"layers.{{i}}.{_name.replace('/', '.')}.weight"
+    )
 for _name in (*_COLUMN_PARALLEL, *_ROW_PARALLEL):
     _NAMES |= linear_names(f"trunk/layers/{{i}}/{_name}", f"layers.{{i}}.{_name.replace('/', '.')}")
 

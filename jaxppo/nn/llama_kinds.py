@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.config import ModelConfig, check_bool, check_choice, check_positive_int, check_present
+from jaxppo.nn.config import (
+    ModelConfig,
+    check_bool,
+    check_choice,
+    check_positive_int,
+    check_present,
+)
 from jaxppo.nn.layers import ACTIVATIONS
 from jaxppo.nn.rotary import PLAIN, Rope, rope_from_hf
 
@@ -80,9 +86,21 @@ _SMOLLM3 = _COMMON | {
 KINDS = {
     "llama": Kind("Llama", _LLAMA, flags=("attention_bias", "mlp_bias")),
     "qwen2": Kind("Qwen2", _QWEN, qkv_bias=True, layers_slide=True),
-    "qwen3": Kind("Qwen3", _QWEN | {"head_dim": 128}, flags=("attention_bias",), qk_norm=True, layers_slide=True),
+    "qwen3": Kind(
+        "Qwen3",
+        _QWEN | {"head_dim": 128},
+        flags=("attention_bias",),
+        qk_norm=True,
+        layers_slide=True,
+    ),
     "mistral": Kind("Mistral", _MISTRAL),
-    "smollm3": Kind("SmolLM3", _SMOLLM3, flags=("attention_bias", "mlp_bias"), unrotated_every=4, layers_slide=True),
+    "smollm3": Kind(
+        "SmolLM3",
+        _SMOLLM3,
+        flags=("attention_bias", "mlp_bias"),
+        unrotated_every=4,
+        layers_slide=True,
+    ),
 }
 
 
@@ -125,13 +143,17 @@ class LlamaConfig(ModelConfig):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if self.unrotated_layers is None:
             interval = self.kind.unrotated_every
-            unrotated_layers = range(interval - 1, self.num_hidden_layers, interval) if interval else ()
+            unrotated_layers = (
+                range(interval - 1, self.num_hidden_layers, interval) if interval else ()
+            )
             object.__setattr__(self, "unrotated_layers", tuple(unrotated_layers))
 
     def _check_heads(self) -> None:
         heads = self.num_attention_heads
         if self.head_dim == 0:
-            raise ModelError(f"num_attention_heads: expected a divisor of hidden_size={self.hidden_size}, got {heads}")
+            raise ModelError(
+                f"num_attention_heads: expected a divisor of hidden_size={self.hidden_size}, got {heads}"
+            )
         check_positive_int("num_key_value_heads", self.num_key_value_heads)
         check_positive_int("head_dim", self.head_dim)
         # As many queries share each key.
@@ -139,7 +161,9 @@ class LlamaConfig(ModelConfig):
             multiple = f"a multiple of num_key_value_heads={self.num_key_value_heads}"
             raise ModelError(f"num_attention_heads: expected {multiple}, got {heads}")
         if self.head_dim % 2:
-            raise ModelError(f"head_dim: expected an even number, whose halves rotate, got {self.head_dim}")
+            raise ModelError(
+                f"head_dim: expected an even number, whose halves rotate, got {self.head_dim}"
+            )
 
     def _check_family(self) -> None:
         check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
@@ -151,7 +175,9 @@ class LlamaConfig(ModelConfig):
         if self.sliding_window is not None:
             check_positive_int("sliding_window", self.sliding_window)
         elif self.window_layers:
-            raise ModelError("sliding_window: expected an integer >= 1 for the layers with a window, got null")
+            raise ModelError(
+                "sliding_window: expected an integer >= 1 for the layers with a window, got null"
+            )
 
     @property
     def kind(self) -> Kind:
@@ -164,10 +190,18 @@ class LlamaConfig(ModelConfig):
         return self.rope.max_length
 
 
-_REQUIRED_KEYS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_REQUIRED_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
 _SAME_KEYS = ("max_position_embeddings", "hidden_act", "tie_word_embeddings", "initializer_range")
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_KEYS = {name: name for name in (*_REQUIRED_KEYS, *_SAME_KEYS, *_TOKENS)} | {"layer_norm_eps": "rms_norm_eps"}
+_KEYS = {name: name for name in (*_REQUIRED_KEYS, *_SAME_KEYS, *_TOKENS)} | {
+    "layer_norm_eps": "rms_norm_eps"
+}
 """Field of our configuration -> key in transformers."""
 
 
@@ -175,7 +209,9 @@ def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     """Read a `config.json`, see `Family.from_hf`."""
     check_present(raw, _REQUIRED_KEYS)
     kind = KINDS[raw["model_type"]]
-    settings: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None} | dict(kind.defaults) | raw
+    settings: dict[str, Any] = (
+        {"bos_token_id": None, "eos_token_id": None} | dict(kind.defaults) | raw
+    )
     rope, rotated_share = rope_from_hf(settings, settings["rope_theta"])
     # transformers 5 has the share among the rotary settings, 4 next to them.
     if rotated_share is None:
@@ -211,7 +247,11 @@ def _unrotated_layers(settings: Mapping[str, Any]) -> tuple[int, ...]:
         interval = settings["no_rope_layer_interval"]
         check_positive_int("no_rope_layer_interval", interval)
         return tuple(range(interval - 1, num_layers, interval))
-    if not isinstance(rotates, list) or len(rotates) < num_layers or not all(flag in (0, 1) for flag in rotates):
+    if (
+        not isinstance(rotates, list)
+        or len(rotates) < num_layers
+        or not all(flag in (0, 1) for flag in rotates)
+    ):
         allowed = f"a list with 0 or 1 for each of {num_layers} layers"
         raise ModelError(f"no_rope_layers: expected {allowed}, got {rotates!r}")
     return tuple(i for i in range(num_layers) if not rotates[i])
@@ -258,7 +298,8 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     for name in ("model_type", "num_key_value_heads", "head_dim", *kind.flags):
         raw[name] = getattr(config, name)
     layers = range(config.num_hidden_layers)
-    # Layer by layer, not by the shorter keys, which could not say everything that a configuration can.
+    # Layer by layer, not by the shorter keys, which could not say everything that a configuration
+    # can.
     if kind.layers_slide:
         layer_types = [SLIDING if i in config.window_layers else FULL for i in layers]
         raw["use_sliding_window"] = SLIDING in layer_types

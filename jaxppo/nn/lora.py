@@ -59,7 +59,9 @@ class LoraConfig:
             try:
                 re.compile(self.target_modules)
             except re.error as error:
-                raise ModelError(f"target_modules: expected a regular expression, got: {error}") from error
+                raise ModelError(
+                    f"target_modules: expected a regular expression, got: {error}"
+                ) from error
 
     @property
     def scale(self) -> float:
@@ -132,7 +134,9 @@ def _no_target(unmatched: Sequence[Any], layers: Mapping[str, Any]) -> ModelErro
     last_names = dict.fromkeys(name.split(".")[-1] for name in layers)
     choices = ", ".join(last_names)
     refused = ", ".join(repr(target) for target in unmatched)
-    return ModelError(f"lora_target_modules: expected all-linear or names among {choices}, got {refused}")
+    return ModelError(
+        f"lora_target_modules: expected all-linear or names among {choices}, got {refused}"
+    )
 
 
 def set_path(tree: Params, path: tuple[str, ...], value: Any) -> None:
@@ -181,10 +185,13 @@ def merge_attached(params: Params, dtype: str | None = None, path: str = "") -> 
     if "lora_a" not in params:
         result = {}
         for name, child in params.items():
-            result[name] = merge_attached(child, dtype, f"{path}/{name}") if isinstance(child, dict) else child
+            result[name] = (
+                merge_attached(child, dtype, f"{path}/{name}") if isinstance(child, dict) else child
+            )
         return result
     kernel = params["kernel"]
-    # A has the inputs of W and B its outputs, whole on every device: take the part that fits this device's W.
+    # A has the inputs of W and B its outputs, whole on every device: take the part that fits this
+    # device's W.
     factors = [params["lora_a"], params["lora_b"]]
     for axis, mesh_axis in enumerate(partition.axes_of(f"{path}/kernel")):
         if factors[axis].shape[axis] != kernel.shape[axis]:

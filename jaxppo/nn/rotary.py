@@ -76,7 +76,9 @@ class Rope:
         check_choice("rope_type", self.rope_type, _SETTINGS)
         for name in ("rope_theta", "factor"):
             check_at_least(1.0, name, getattr(self, name))
-        check_positive_int("original_max_position_embeddings", self.original_max_position_embeddings)
+        check_positive_int(
+            "original_max_position_embeddings", self.original_max_position_embeddings
+        )
         check_at_least(0.0, "attention_factor", self.attention_factor)
         for name in ("low_freq_factor", "beta_fast", "beta_slow"):
             check_at_least(1e-6, name, getattr(self, name))
@@ -90,7 +92,9 @@ class Rope:
     def check(self, dimensions: int) -> None:
         """Raise a `ModelError` unless this many dimensions of a head can rotate in this way."""
         if self.rope_type == "dynamic" and dimensions <= 2:
-            raise ModelError(f"rope_type: expected more than 2 rotated dimensions for dynamic, got {dimensions}")
+            raise ModelError(
+                f"rope_type: expected more than 2 rotated dimensions for dynamic, got {dimensions}"
+            )
 
     @property
     def max_length(self) -> int | None:
@@ -153,7 +157,9 @@ class Rope:
         original = self.original_max_position_embeddings
         if self.rope_type == "llama3":
             rotations = original * frequencies / (2 * math.pi)
-            share = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+            share = (rotations - self.low_freq_factor) / (
+                self.high_freq_factor - self.low_freq_factor
+            )
             return jnp.clip(share, 0.0, 1.0)
         if self.rope_type != "yarn":
             return None
@@ -161,7 +167,9 @@ class Rope:
 
         def dimension_with(rotations: float) -> float:
             """Solve original theta^(-2 i / n) = 2 pi rotations for i."""
-            return n * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.rope_theta))
+            return (
+                n * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.rope_theta))
+            )
 
         low = dimension_with(self.beta_fast)
         high = dimension_with(self.beta_slow)
@@ -174,7 +182,9 @@ class Rope:
         numbers = jnp.arange(n // 2, dtype=jnp.float32)
         return 1 - jnp.clip((numbers - low) / width, 0.0, 1.0)
 
-    def to_hf(self, theta_key: str = "rope_theta", share: Mapping[str, float] | None = None) -> dict[str, Any]:
+    def to_hf(
+        self, theta_key: str = "rope_theta", share: Mapping[str, float] | None = None
+    ) -> dict[str, Any]:
         """Write the rotary settings twice, as transformers 5 and as earlier versions read them.
 
         Those pass over `rope_parameters`, and would take their defaults without a word. Where there is a
@@ -185,7 +195,12 @@ class Rope:
             share: {"partial_rotary_factor": share of each head that rotates}, in families that have it.
         """
         settings = {name: getattr(self, name) for name in _SETTINGS[self.rope_type]}
-        parameters = {"rope_type": self.rope_type, "rope_theta": self.rope_theta, **(share or {}), **settings}
+        parameters = {
+            "rope_type": self.rope_type,
+            "rope_theta": self.rope_theta,
+            **(share or {}),
+            **settings,
+        }
         keys = {theta_key: self.rope_theta, "rope_parameters": parameters}
         if self.rope_type == "default":
             return keys
@@ -212,7 +227,9 @@ def rotate(x_bhtk: Array, rotary: Rotary) -> Array:
     return jnp.concatenate((new_first, new_second, unrotated), axis=-1)
 
 
-def rotate_queries_and_keys(q_bhtk: Array, k_bgtk: Array, rotary: Rotary, read: Array | None) -> tuple[Array, Array]:
+def rotate_queries_and_keys(
+    q_bhtk: Array, k_bgtk: Array, rotary: Rotary, read: Array | None
+) -> tuple[Array, Array]:
     """Rotate the queries of the tokens that are read, and the keys of all, see `rotate`.
 
     Args:
@@ -250,8 +267,8 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
         raise ModelError(f"{key}.rope_type: expected one of {', '.join(_SETTINGS)}, got {kind!r}")
     settings = {name: rope[name] for name in _SETTINGS[kind] if rope.get(name) is not None}
     max_positions = raw["max_position_embeddings"]
-    # transformers takes the length before stretching from here for `dynamic` alone, whatever its settings say; for the
-    # others a value next to the settings counts before one among them.
+    # transformers takes the length before stretching from here for `dynamic` alone, whatever its
+    # settings say; for the others a value next to the settings counts before one among them.
     if kind == "dynamic":
         settings[_LENGTH] = max_positions
     elif _LENGTH in _SETTINGS[kind]:
@@ -262,10 +279,14 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
         settings = _with_yarn_defaults(settings, rope, max_positions)
     for name in _REQUIRED_SETTINGS[kind]:
         check_at_least(1.0 if name == "factor" else 0.0, f"{key}.{name}", settings.get(name))
-    return Rope(rope_type=kind, rope_theta=rope.get("rope_theta", theta), **settings), rope.get("partial_rotary_factor")
+    return Rope(rope_type=kind, rope_theta=rope.get("rope_theta", theta), **settings), rope.get(
+        "partial_rotary_factor"
+    )
 
 
-def _with_yarn_defaults(settings: dict[str, Any], rope: Mapping[str, Any], max_positions: Any) -> dict[str, Any]:
+def _with_yarn_defaults(
+    settings: dict[str, Any], rope: Mapping[str, Any], max_positions: Any
+) -> dict[str, Any]:
     """Fill in what yarn derives: the factor from the lengths, 0.1 ln(factor) + 1 for cosines and sines.
 
     With `mscale` and `mscale_all_dim` the latter is the quotient of two such numbers.

@@ -38,7 +38,9 @@ class DataParallel:
         ConfigError: the mesh does not fit the devices or the mode.
     """
 
-    def __init__(self, mode: str = "shard_map", devices: Sequence[Any] | None = None, mesh: str | None = None):
+    def __init__(
+        self, mode: str = "shard_map", devices: Sequence[Any] | None = None, mesh: str | None = None
+    ):
         self.mode = mode
         self.devices = list(jax.devices() if devices is None else devices)
         default = f"{FSDP if mode == 'fsdp' else DATA}=-1"
@@ -47,19 +49,25 @@ class DataParallel:
         except ValueError as error:
             raise ConfigError(f"mesh: expected {error}") from None
         if mode != "fsdp" and self.sizes[DATA] != len(self.devices):
-            raise ConfigError(f"mesh: expected {DATA} alone with parallel {mode}, got {mesh!r}; use parallel fsdp")
+            raise ConfigError(
+                f"mesh: expected {DATA} alone with parallel {mode}, got {mesh!r}; use parallel fsdp"
+            )
         self._check_processes()
         platform.give_back_memory_of_compilations()
         names = (DATA, FSDP, TENSOR) if mode == "fsdp" else (DATA,)
         shape = tuple(self.sizes[name] for name in names)
-        self.mesh = Mesh(np.asarray(self.devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
+        self.mesh = Mesh(
+            np.asarray(self.devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names)
+        )
 
     def _check_processes(self) -> None:
         """Check that rows of a process are its own: an axis that splits no rows may not reach over processes."""
         owners = [device.process_index for device in self.devices]
         local = len(self.local_devices)
         if owners != sorted(owners) or len(owners) != local * len(set(owners)):
-            raise ConfigError(f"num_processes: expected as many devices in each, got those of processes {owners}")
+            raise ConfigError(
+                f"num_processes: expected as many devices in each, got those of processes {owners}"
+            )
         if local % self.sizes[TENSOR]:
             raise ConfigError(
                 f"mesh: expected {TENSOR} to divide the {local} devices of a process, got {self.sizes[TENSOR]}"
@@ -125,7 +133,8 @@ class DataParallel:
     def shardings(self, tree: Any) -> Any:
         """Return where the arrays of a tree of parameters, or of what goes with them, are on the devices."""
         return jax.tree_util.tree_map_with_path(
-            lambda keys, x: NamedSharding(self.mesh, self._spec(partition.path_of(keys), x.shape)), tree
+            lambda keys, x: NamedSharding(self.mesh, self._spec(partition.path_of(keys), x.shape)),
+            tree,
         )
 
     def row_shardings(self, tree: Any, axis: int) -> Any:
@@ -202,7 +211,9 @@ class DataParallel:
 
         def call(*args: Any) -> Any:
             in_specs = tuple(
-                jax.tree.map(lambda x: x.spec, self.shardings(arg)) if axis is None else self._along_rows(axis)
+                jax.tree.map(lambda x: x.spec, self.shardings(arg))
+                if axis is None
+                else self._along_rows(axis)
                 for arg, axis in zip(args, row_axes, strict=True)
             )
             specs = out_specs
@@ -211,7 +222,9 @@ class DataParallel:
                 donated = in_specs[donate[0]]
                 specs = (donated, *specs[1:]) if isinstance(out_axes, tuple) else donated
             with partition.tracing(self._undivided(args)):
-                mapped = jax.shard_map(program, mesh=self.mesh, in_specs=in_specs, out_specs=specs, check_vma=False)
+                mapped = jax.shard_map(
+                    program, mesh=self.mesh, in_specs=in_specs, out_specs=specs, check_vma=False
+                )
                 return mapped(*args)
 
         # The name that the program has in profiles and logs of compilations.
@@ -254,7 +267,9 @@ class DataParallel:
             split = [self._split(arg, axis) for arg, axis in zip(args, row_axes, strict=True)]
             results = mapped(*split)
             if isinstance(out_axes, tuple):
-                return tuple(self._join(result, axis) for result, axis in zip(results, out_axes, strict=True))
+                return tuple(
+                    self._join(result, axis) for result, axis in zip(results, out_axes, strict=True)
+                )
             return self._join(results, out_axes)
 
         return call
@@ -270,12 +285,16 @@ class DataParallel:
             tree = self.put(jax.tree.map(split, tree), axis)
         if jax.process_count() == 1:
             return tree
-        return multihost_utils.global_array_to_host_local_array(tree, self.mesh, self._along_rows(axis))
+        return multihost_utils.global_array_to_host_local_array(
+            tree, self.mesh, self._along_rows(axis)
+        )
 
     def _join(self, tree: Any, axis: RowAxis) -> Any:
         """Merge the device axis back into the row axis that follows it."""
         if jax.process_count() > 1:
-            tree = multihost_utils.host_local_array_to_global_array(tree, self.mesh, self._along_rows(axis))
+            tree = multihost_utils.host_local_array_to_global_array(
+                tree, self.mesh, self._along_rows(axis)
+            )
         if axis is None:
             return tree
         return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)

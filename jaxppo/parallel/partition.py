@@ -30,12 +30,12 @@ from jaxppo.parallel.stacks import ALL
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 """Names of the device axes: rows are split over the first two."""
 
-# What a matrix [inputs, outputs] is split over: the way into a block by its outputs, the way out by its inputs. Between
-# the two nothing is exchanged over `TENSOR`; only the way out needs a sum.
+# What a matrix [inputs, outputs] is split over: the way into a block by its outputs, the way out by
+# its inputs. Between the two nothing is exchanged over `TENSOR`; only the way out needs a sum.
 COLUMN_PARALLEL, ROW_PARALLEL = (FSDP, TENSOR), (TENSOR, FSDP)
 
-# End of a parameter's path -> the axis that each of its dimensions is split over. What has no entry is on every device:
-# norms, adapters, heads with one output.
+# End of a parameter's path -> the axis that each of its dimensions is split over. What has no entry
+# is on every device: norms, adapters, heads with one output.
 TABLE: dict[str, tuple[str | None, ...]] = {
     "embed_in/embedding": (TENSOR, FSDP),
     "lm_head/kernel": (FSDP, TENSOR),
@@ -93,7 +93,8 @@ def whole(tree: Any, size: int, dtype: Any = None) -> Any:
     """
 
     def gather(keys: Any, x: jax.Array) -> jax.Array:
-        # By the shape, not by a flag: the same program runs where nothing is split, and XLA sees no gather there.
+        # By the shape, not by a flag: the same program runs where nothing is split, and XLA sees no
+        # gather there.
         axes = axes_of(path_of(keys))
         result_dtype = jnp.dtype(x.dtype if dtype is None else dtype)
         if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
@@ -115,11 +116,15 @@ def _gather(shard: jax.Array, axis: int, stored: jnp.dtype, result: jnp.dtype) -
     return jax.lax.all_gather(shard.astype(result), FSDP, axis=axis, tiled=True)
 
 
-def _gather_forward(shard: jax.Array, axis: int, stored: jnp.dtype, result: jnp.dtype) -> tuple[jax.Array, None]:
+def _gather_forward(
+    shard: jax.Array, axis: int, stored: jnp.dtype, result: jnp.dtype
+) -> tuple[jax.Array, None]:
     return _gather(shard, axis, stored, result), None
 
 
-def _gather_backward(axis: int, stored: jnp.dtype, result: jnp.dtype, _: None, grad: jax.Array) -> tuple[jax.Array]:
+def _gather_backward(
+    axis: int, stored: jnp.dtype, result: jnp.dtype, _: None, grad: jax.Array
+) -> tuple[jax.Array]:
     del result
     return (scattered(grad, axis).astype(stored),)
 
@@ -147,7 +152,9 @@ def gather_rows(rows: jax.Array) -> jax.Array:
     return jax.lax.all_gather(rows, FSDP, axis=0, tiled=True)
 
 
-def product(rows: jax.Array, kernel: jax.Array, axes: tuple[str, str], size: int, dtype: Any = None) -> jax.Array:
+def product(
+    rows: jax.Array, kernel: jax.Array, axes: tuple[str, str], size: int, dtype: Any = None
+) -> jax.Array:
     """Return rows @ kernel; of a kernel that is in shards these stay where they are, and the rows travel.
 
     For few rows, as decoding has, that is little beside the weights. Sums over devices are in float32.
@@ -163,7 +170,8 @@ def product(rows: jax.Array, kernel: jax.Array, axes: tuple[str, str], size: int
         return jnp.matmul(rows, kernel, preferred_element_type=dtype)
     if axes == ROW_PARALLEL:
         return to_rows(jnp.matmul(gather_rows(rows), kernel, preferred_element_type=dtype))
-    # Each device multiplies everyone's rows by its rows of the kernel: shares of all results, which are summed.
+    # Each device multiplies everyone's rows by its rows of the kernel: shares of all results, which
+    # are summed.
     share = jnp.matmul(to_columns(rows), kernel, preferred_element_type=jnp.float32)
     total = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
     return total.astype(jnp.result_type(rows, kernel) if dtype is None else dtype)
@@ -211,7 +219,8 @@ def copy_to_devices(x: jax.Array) -> jax.Array:
     return x
 
 
-# Forward nothing, backward a sum: the other half of the pair is `sum_over_devices`. Megatron-LM calls them f and g.
+# Forward nothing, backward a sum: the other half of the pair is `sum_over_devices`. Megatron-LM
+# calls them f and g.
 copy_to_devices.defvjp(lambda x: (x, None), lambda _, grad: (jax.lax.psum(grad, TENSOR),))
 
 
@@ -221,21 +230,31 @@ def sum_over_devices(share: jax.Array) -> jax.Array:
     return jax.lax.psum(share, TENSOR)
 
 
-# The gradient of the sum is the same on all devices already. JAX's own rule for psum would sum it once more.
+# The gradient of the sum is the same on all devices already. JAX's own rule for psum would sum it
+# once more.
 sum_over_devices.defvjp(lambda share: (sum_over_devices(share), None), lambda _, grad: (grad,))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def gather_parts(part: jax.Array, axis: int, size: int) -> jax.Array:
     """Gather the parts of an axis from all devices along `TENSOR`, which go on with the same; none if it has `size`."""
-    return part if part.shape[axis] == size else jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
+    return (
+        part
+        if part.shape[axis] == size
+        else jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
+    )
 
 
-def _gather_parts_backward(axis: int, size: int, part_size: int, grad: jax.Array) -> tuple[jax.Array]:
+def _gather_parts_backward(
+    axis: int, size: int, part_size: int, grad: jax.Array
+) -> tuple[jax.Array]:
     return (grad if part_size == size else local_part(grad, axis, part_size),)
 
 
-gather_parts.defvjp(lambda part, axis, size: (gather_parts(part, axis, size), part.shape[axis]), _gather_parts_backward)
+gather_parts.defvjp(
+    lambda part, axis, size: (gather_parts(part, axis, size), part.shape[axis]),
+    _gather_parts_backward,
+)
 
 
 def local_part(x: jax.Array, axis: int, size: int, mesh_axis: str = TENSOR) -> jax.Array:
@@ -330,7 +349,8 @@ def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
     if not isinstance(axes, tuple):
         return optax.tree.norm(tree)
     sizes = mesh_sizes()
-    # Leaves that are split over the same axes share one sum over devices; what is whole everywhere needs none.
+    # Leaves that are split over the same axes share one sum over devices; what is whole everywhere
+    # needs none.
     leaves_by_axes: dict[tuple[str, ...], list[jax.Array]] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         path = path_of(keys)
@@ -356,15 +376,23 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if name not in (DATA, FSDP, TENSOR) or name in sizes or not size.removeprefix("-").isdecimal():
+        if (
+            name not in (DATA, FSDP, TENSOR)
+            or name in sizes
+            or not size.removeprefix("-").isdecimal()
+        ):
             raise ValueError(f"{expected}, got {text!r}")
         sizes[name] = int(size)
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise ValueError(f"sizes of at least 1, one of them perhaps -1 for what is left, got {text!r}")
+        raise ValueError(
+            f"sizes of at least 1, one of them perhaps -1 for what is left, got {text!r}"
+        )
     product_of_known = math.prod(size for size in sizes.values() if size != -1)
     if open_axes and num_devices % product_of_known == 0:
         sizes[open_axes[0]] = num_devices // product_of_known
     if math.prod(sizes.values()) != num_devices:
-        raise ValueError(f"sizes that multiply to the number of devices, {num_devices}, got {text!r}")
+        raise ValueError(
+            f"sizes that multiply to the number of devices, {num_devices}, got {text!r}"
+        )
     return {name: sizes.get(name, 1) for name in (DATA, FSDP, TENSOR)}

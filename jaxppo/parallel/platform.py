@@ -30,7 +30,9 @@ def current() -> Platform:
     target = _target.get()
     if target is not None:
         return target
-    limits = [stats["bytes_limit"] for stats in map(_stats, jax.local_devices()) if "bytes_limit" in stats]
+    limits = [
+        stats["bytes_limit"] for stats in map(_stats, jax.local_devices()) if "bytes_limit" in stats
+    ]
     name = jax.default_backend()
     if name == "cpu" and not limits:  # the devices are parts of one machine
         machine = machine_bytes()
@@ -57,10 +59,12 @@ def _container_limits() -> Iterator[Path]:
     In a container the group is mostly the root of what can be seen; a batch system's or a service's is below it.
     """
     lines = _GROUPS_OF_PROCESS.read_text().splitlines() if _GROUPS_OF_PROCESS.is_file() else []
-    groups = dict(line.split(":", 2)[1:] for line in lines if line.count(":") >= 2)  # {controllers: path}
+    # {controllers: path}
+    groups = dict(line.split(":", 2)[1:] for line in lines if line.count(":") >= 2)
     first = next((path for names, path in groups.items() if "memory" in names.split(",")), "/")
     for root, name, group in (
-        (_CONTROL_GROUPS, "memory.max", groups.get("", "/")),  # the second version has one tree for all
+        # The second version has one tree for all
+        (_CONTROL_GROUPS, "memory.max", groups.get("", "/")),
         (_CONTROL_GROUPS / "memory", "memory.limit_in_bytes", first),
     ):
         folder = root / group.strip("/")
@@ -88,7 +92,10 @@ def give_back_memory_of_compilations() -> None:
         return
 
     def compiled(event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and duration_secs > _LONG_COMPILATION_S:
+        if (
+            event == "/jax/core/compile/backend_compile_duration"
+            and duration_secs > _LONG_COMPILATION_S
+        ):
             trim(0)
 
     jax.monitoring.register_event_duration_secs_listener(compiled)
@@ -106,14 +113,23 @@ def leave_out_absent() -> None:
 
     It would try them first, and say at length that they found nothing. To be called before JAX looks for devices.
     """
-    if sys.platform == "linux" and "JAX_PLATFORMS" not in os.environ and _has_compilers() and not _has_accelerator():
+    if (
+        sys.platform == "linux"
+        and "JAX_PLATFORMS" not in os.environ
+        and _has_compilers()
+        and not _has_accelerator()
+    ):
         jax.config.update("jax_platforms", "cpu")
 
 
 def _has_compilers() -> bool:
     """Return whether JAX has plug-ins, and only those of which it is known how their hardware shows."""
     plugins = importlib.util.find_spec("jax_plugins")
-    names = [] if plugins is None else [each.name for each in pkgutil.iter_modules(plugins.submodule_search_locations)]
+    names = (
+        []
+        if plugins is None
+        else [each.name for each in pkgutil.iter_modules(plugins.submodule_search_locations)]
+    )
     known = all(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
     return known and (bool(names) or importlib.util.find_spec("libtpu") is not None)
 
@@ -130,12 +146,19 @@ def compile_only() -> None:
     To be called before JAX looks for devices.
     """
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)  # what is compiled for an absent device is not read back
+    # What is compiled for an absent device is not read back
+    jax.config.update("jax_enable_compilation_cache", False)
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # of a cloud machine
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # several processes at once
-    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # that asks cuDNN and the driver for their versions
-    # What libtpu asks the machine it is on, and prints errors without; a topology says something else then.
-    of_machine = {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+    # That asks cuDNN and the driver for their versions
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    # What libtpu asks the machine it is on, and prints errors without; a topology says something
+    # else then.
+    of_machine = {
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+    }
     os.environ.update({name: value for name, value in of_machine.items() if name not in os.environ})
 
 

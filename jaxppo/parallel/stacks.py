@@ -118,7 +118,8 @@ def stacked_like(tree: Any, like: Any) -> Any:
 def _stack_into(like: Any, *parts: jax.Array) -> jax.Array:
     # Within one program, so that the result has its place from the start and is not copied there.
     result = jax.jit(lambda *weights: jnp.stack(weights), out_shardings=like.sharding)(*parts)
-    jax.block_until_ready(result)  # before what it is made of is deleted: layers and stack never stand in memory twice
+    # Before what it is made of is deleted: layers and stack never stand in memory twice
+    jax.block_until_ready(result)
     for part in parts:
         part.delete()
     return result

@@ -1,6 +1,12 @@
 """Planning problems and plans: read, judged, solved, generated and written as prompts; nothing here imports jax."""
 
-from jaxppo.planning.language.parse import Domain, Problem, UnsupportedPddlError, parse_domain, parse_problem
+from jaxppo.planning.language.parse import (
+    Domain,
+    Problem,
+    UnsupportedPddlError,
+    parse_domain,
+    parse_problem,
+)
 from jaxppo.planning.language.plans import (
     Action,
     ParsedPlan,
@@ -16,7 +22,13 @@ from jaxppo.planning.language.plans import (
 )
 from jaxppo.planning.language.temporal import Plan, needs_time_stamps, parse_plan_for
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-from jaxppo.planning.prompts import parse_completion, render_completion, render_prompt, vocabulary, words_of
+from jaxppo.planning.prompts import (
+    parse_completion,
+    render_completion,
+    render_prompt,
+    vocabulary,
+    words_of,
+)
 from jaxppo.planning.subprocesses import kill_group
 from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.validate.api import VALIDATORS, validate_actions, validate_many, validate_plan

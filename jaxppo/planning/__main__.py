@@ -56,7 +56,9 @@ def repair(arguments: list[str]) -> None:
     # Slow to import, so only once the settings are right.
     from jaxppo import data
 
-    build_repair(config, data.load_split(config.data, config.data.train_split), Console(config.quiet))
+    build_repair(
+        config, data.load_split(config.data, config.data.train_split), Console(config.quiet)
+    )
 
 
 def inspect(arguments: list[str]) -> None:
@@ -77,7 +79,9 @@ def push(arguments: list[str]) -> None:
     # Slow to import, so only once the files are there.
     from jaxppo.hf import hub
 
-    Console().result(f"data set at {hub.push(files, config.hub_dataset_id, config.private, 'dataset')}")
+    Console().result(
+        f"data set at {hub.push(files, config.hub_dataset_id, config.private, 'dataset')}"
+    )
 
 
 def validate(arguments: list[str]) -> None:
@@ -117,7 +121,10 @@ def solve(arguments: list[str]) -> None:
     task = PlanTask(config.problem, domain, problem)
     (result,) = find_plans([task], planner=planner, timeout_s=config.planner_timeout_s, workers=1)
     if result.plan is None:
-        print(f"no plan: {sanitize(result.reason or '')} ({result.planner}, {result.seconds:.2f} s)", file=sys.stderr)
+        print(
+            f"no plan: {sanitize(result.reason or '')} ({result.planner}, {result.seconds:.2f} s)",
+            file=sys.stderr,
+        )
         sys.exit(1)
     Console().result(write_plan(domain, problem, result.plan))
 
@@ -144,7 +151,9 @@ def run(arguments: Sequence[str]) -> None:
         print(_USAGE)
         return
     if name not in COMMANDS:
-        raise ConfigError(f"command: expected one of {', '.join(COMMANDS)}, got {name!r}{did_you_mean(name, COMMANDS)}")
+        raise ConfigError(
+            f"command: expected one of {', '.join(COMMANDS)}, got {name!r}{did_you_mean(name, COMMANDS)}"
+        )
     try:
         COMMANDS[name](flags)
     except KeyboardInterrupt:

@@ -14,7 +14,16 @@ MOST_OF_GPU = 0.95
 """Largest share of a GPU's memory that JAX is advised to take."""
 
 MEMORY_COLUMNS = ("program", "compile s", "arguments", "temporaries", "on the device", "of memory")
-COST_COLUMNS = ("program", "TFLOP", "GB moved", "GB sent", "compute ms", "memory ms", "network ms", "binds")
+COST_COLUMNS = (
+    "program",
+    "TFLOP",
+    "GB moved",
+    "GB sent",
+    "compute ms",
+    "memory ms",
+    "network ms",
+    "binds",
+)
 
 
 def show(console: Console, config: Any, build: Callable[[Any, list[Any]], aot.Plan]) -> None:
@@ -42,20 +51,26 @@ def show(console: Console, config: Any, build: Callable[[Any, list[Any]], aot.Pl
             console.print(f"{name}: {compiled.compile_s:,.1f} s to compile")
         mesh_sizes = dict(measured.plan.parallel.mesh.shape)
         rooflines = {
-            name: roofline.of(stage, target, mesh_sizes, config.dtype) for name, stage in measured.stages.items()
+            name: roofline.of(stage, target, mesh_sizes, config.dtype)
+            for name, stage in measured.stages.items()
         }
         if config.run.quiet:
             console.result(json.dumps(as_json(target, measured, rooflines, memory_bytes)))
             return
         _print_tables(console, target, measured, rooflines, memory_bytes)
-        console.result(_verdict(console, config, measured, memory_bytes, lambda other: build(other, devices)))
+        console.result(
+            _verdict(console, config, measured, memory_bytes, lambda other: build(other, devices))
+        )
 
 
-def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline], memory_bytes: int) -> dict[str, Any]:
+def as_json(
+    target: Target, measured: Measured, rooflines: Mapping[str, Roofline], memory_bytes: int
+) -> dict[str, Any]:
     """Return the contract of `--quiet True`: bytes on one device."""
     programs = {}
     for name, stage in measured.stages.items():
-        # What the budget by arithmetic says of the same memory; evaluations and steps on fixed rows have none here.
+        # What the budget by arithmetic says of the same memory; evaluations and steps on fixed rows
+        # have none here.
         budget_bytes = measured.plan.expected.get(name)
         programs[name] = {
             "compile_s": round(stage.compile_s, 2),
@@ -63,7 +78,9 @@ def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline
             "temp_bytes": stage.temp_bytes,
             "peak_bytes": stage.peak_bytes,
             "device_bytes": measured.on_device(name),
-            "expected_bytes": None if budget_bytes is None else measured.plan.held_bytes + budget_bytes,
+            "expected_bytes": None
+            if budget_bytes is None
+            else measured.plan.held_bytes + budget_bytes,
             "flops": stage.counted.flops,
             "bytes": stage.counted.bytes,
             "sent_bytes": _by_axes(stage),
@@ -75,7 +92,10 @@ def as_json(target: Target, measured: Measured, rooflines: Mapping[str, Roofline
         "fits": measured.fits(memory_bytes),
         "memory_bytes": memory_bytes,
         "held_bytes": measured.plan.held_bytes,
-        "estimate": {"seconds": sum(line.seconds for line in rooflines.values()), "binds": slowest.binds},
+        "estimate": {
+            "seconds": sum(line.seconds for line in rooflines.values()),
+            "binds": slowest.binds,
+        },
         "programs": programs,
     }
 
@@ -85,7 +105,11 @@ def _by_axes(stage: aot.Compiled) -> dict[str, float]:
 
 
 def _print_tables(
-    console: Console, target: Target, measured: Measured, rooflines: Mapping[str, Roofline], memory_bytes: int
+    console: Console,
+    target: Target,
+    measured: Measured,
+    rooflines: Mapping[str, Roofline],
+    memory_bytes: int,
 ) -> None:
     stages = measured.stages
     rows = [
@@ -123,19 +147,24 @@ def _print_tables(
     console.result_table(title, costs, COST_COLUMNS)
     for name, stage in stages.items():
         if stage.sent:
-            amounts = [f"{collective} {size / GB:,.3g} GB" for collective, size in _by_axes(stage).items()]
+            amounts = [
+                f"{collective} {size / GB:,.3g} GB" for collective, size in _by_axes(stage).items()
+            ]
             console.result(f"{name} sends: {'; '.join(amounts)}")
         if stage.refused is not None:
             console.result(f"{name}: the compiler says: {stage.refused}")
 
 
-def _verdict(console: Console, config: Any, measured: Measured, memory_bytes: int, build: fitting.Build) -> str:
+def _verdict(
+    console: Console, config: Any, measured: Measured, memory_bytes: int, build: fitting.Build
+) -> str:
     """Say in one sentence whether a run fits, and what would make it fit."""
     fullest = measured.fullest
     amount = f"{measured.on_device(fullest) / GIB:,.2f} of {memory_bytes / GIB:,.2f} GiB"
     if measured.fits(memory_bytes):
         return f"it fits: {fullest} takes most, {amount} on each device"
-    # The cheapest help comes first: JAX leaves a quarter of a GPU to others unless a variable says otherwise.
+    # The cheapest help comes first: JAX leaves a quarter of a GPU to others unless a variable says
+    # otherwise.
     target = targets.find(config.run.target)
     largest_share = int(target.chip.memory_bytes * MOST_OF_GPU)
     if target.platform == "gpu" and largest_share > memory_bytes and measured.fits(largest_share):
@@ -145,7 +174,9 @@ def _verdict(console: Console, config: Any, measured: Measured, memory_bytes: in
     if change is None:
         return f"it does not fit: {fullest} takes {amount} on each device, and no change that was tried makes it fit"
     changed = change.measured
-    outcome = f"{changed.fullest} then takes most, {changed.on_device(changed.fullest) / GIB:,.2f} GiB"
+    outcome = (
+        f"{changed.fullest} then takes most, {changed.on_device(changed.fullest) / GIB:,.2f} GiB"
+    )
     flags = fitting.describe(change.flags)
     return f"it does not fit: {fullest} takes {amount} on each device; {flags} makes it fit ({outcome})"
 

@@ -40,7 +40,8 @@ class Program(NamedTuple):
     """A program to be compiled."""
 
     function: Any  # from `DataParallel.map`
-    resident: tuple[Any, ...]  # first arguments, which are on the devices throughout: trees of shapes with their places
+    # First arguments, which are on the devices throughout: trees of shapes with their places
+    resident: tuple[Any, ...]
     rows: tuple[Any, ...]  # the others
 
     @property
@@ -53,7 +54,8 @@ class Plan(NamedTuple):
     """What a run executes on a target, from shapes."""
 
     parallel: DataParallel
-    stages: Mapping[str, Sequence[Program]]  # programs by the stage that runs them, one after the other
+    # Programs by the stage that runs them, one after the other
+    stages: Mapping[str, Sequence[Program]]
     held_bytes: int  # on each device from the first update to the last
     expected: Mapping[str, int] = {}  # by stage: what it adds by the budget of `memory.py`
     trips: int = 1  # rounds of a decoding loop
@@ -83,7 +85,10 @@ class Compiled(NamedTuple):
             max(self.peak_bytes, other.peak_bytes),
             max(self.added_bytes, other.added_bytes),
             self.counted.plus(other.counted),
-            {name: self.sent.get(name, 0.0) + other.sent.get(name, 0.0) for name in {**self.sent, **other.sent}},
+            {
+                name: self.sent.get(name, 0.0) + other.sent.get(name, 0.0)
+                for name in {**self.sent, **other.sent}
+            },
             self.refused or other.refused,
         )
 
@@ -95,7 +100,8 @@ def devices_of(target: Target) -> list[Any]:
         ConfigError: the compiler is not installed, or does not know this topology.
     """
     _check_installed(target.platform)
-    jax.devices()  # JAX registers its plug-ins on the first use of a device, and the topology needs them
+    # JAX registers its plug-ins on the first use of a device, and the topology needs them
+    jax.devices()
     try:
         if target.platform == "tpu":
             topology = topologies.get_topology_desc(target.topology, "tpu", **dict(target.options))
@@ -104,7 +110,9 @@ def devices_of(target: Target) -> list[Any]:
             topology = topologies.get_topology_desc("", "cuda", **options)
     except Exception as error:  # each compiler has exceptions of its own
         expected = f"a topology that the compiler of {target.platform} knows"
-        raise ConfigError(f"target: expected {expected}, got {target.name}: {first_line(error)[:300]}") from None
+        raise ConfigError(
+            f"target: expected {expected}, got {target.name}: {first_line(error)[:300]}"
+        ) from None
     return list(topology.devices)
 
 
@@ -115,7 +123,9 @@ def _check_installed(name: str) -> None:
     choices = [wheels[name] for wheels in (_WHEELS, _OLDER_WHEELS) if name in wheels]
     if not any(all(map(_is_installed, packages)) for packages in choices):
         fix = f"pip install 'jaxppo[aot-{name}]' (a compiler alone: it needs no {name.upper()} and no driver)"
-        raise ConfigError(f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}")
+        raise ConfigError(
+            f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}"
+        )
     if name != "gpu":
         return
     for package in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
@@ -125,7 +135,9 @@ def _check_installed(name: str) -> None:
             continue
         if version != jax.__version__:
             fix = f"pip install {package}=={jax.__version__} {package[:-6]}pjrt=={jax.__version__}"
-            raise ConfigError(f"target: expected the plug-in of JAX {jax.__version__}, got {version}; {fix}")
+            raise ConfigError(
+                f"target: expected the plug-in of JAX {jax.__version__}, got {version}; {fix}"
+            )
 
 
 def _is_installed(package: str) -> bool:
@@ -172,7 +184,9 @@ def aiming_at(target: Target) -> Iterator[None]:
 
 def placed(parallel: DataParallel, tree: Any, row_axis: int | None = None) -> Any:
     """Return the shapes of arrays with their places: along rows, or as parameters are."""
-    shardings = parallel.shardings(tree) if row_axis is None else parallel.row_shardings(tree, row_axis)
+    shardings = (
+        parallel.shardings(tree) if row_axis is None else parallel.row_shardings(tree, row_axis)
+    )
 
     def with_sharding(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -210,7 +224,8 @@ def compile_program(program: Program, parallel: DataParallel, trips: int) -> Com
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        # Such a compiler names the memory that it would have needed; that is the answer to the question.
+        # Such a compiler names the memory that it would have needed; that is the answer to the
+        # question.
         seconds = time.monotonic() - start
         arguments = shard_bytes(program.arguments)
         temporaries = needed_bytes(str(error), arguments)
@@ -257,7 +272,9 @@ def _memory(compiled: Any) -> tuple[int, int, int]:
 
 def shard_bytes(tree: Any) -> int:
     """Return the bytes that one device has of shapes with places."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
 
 
 def needed_bytes(message: str, arguments: int) -> int:

@@ -14,7 +14,9 @@ _KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 _COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(-start)?\((.*)$")
 _CALLED = re.compile(r"(calls|to_apply|body|condition)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"(?:branch_computations=\{|true_computation=|false_computation=)([^}\n]*?)(?:\}|,|$)")
+_BRANCHES = re.compile(
+    r"(?:branch_computations=\{|true_computation=|false_computation=)([^}\n]*?)(?:\}|,|$)"
+)
 _TRIPS = re.compile(r'known_trip_count"?:\s*\{"n":\s*"(\d+)"')
 _BOUND = re.compile(r"ROOT .* compare\(.*, ?%([\w.\-]+)\), direction=LT")
 _CONSTANT = re.compile(r"%([\w.\-]+) = [su]\d+\[\]\S* constant\((\d+)\)")
@@ -85,15 +87,17 @@ def _read(text: str, sizes: Mapping[str, int]) -> tuple[dict[str, _Computation],
         if match is None:
             computation.calls.extend(_calls(line))
             continue
-        # A TPU's compiler writes a collective that runs beside other work several times, as steps of one chain: only
-        # the first step counts.
+        # A TPU's compiler writes a collective that runs beside other work several times, as steps
+        # of one chain: only the first step counts.
         chain = re.search(r'chain_id="(\d+)".*op_name="([^"]*)"', line)
         if chain is not None and chain.groups() in chains:
             continue
         axes = _axes(line, sizes)
         if axes:
             collective = match[2], axes
-            computation.sent[collective] = computation.sent.get(collective, 0.0) + _payload(match, sizes, axes)
+            computation.sent[collective] = computation.sent.get(collective, 0.0) + _payload(
+                match, sizes, axes
+            )
         if chain is not None:
             chains.add(chain.groups())
     return computations, entry
@@ -143,15 +147,19 @@ def _axes(line: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
     group = _first_group(line, math.prod(sizes.values()))
     if len(group) < 2:
         return ()
-    # All groups of a collective are alike, so the coordinates of the first one's devices in the mesh are enough.
+    # All groups of a collective are alike, so the coordinates of the first one's devices in the
+    # mesh are enough.
     coordinates = np.unravel_index(group, tuple(sizes.values()))
-    return tuple(axis for axis, indices in zip(sizes, coordinates, strict=True) if np.ptp(indices) > 0)
+    return tuple(
+        axis for axis, indices in zip(sizes, coordinates, strict=True) if np.ptp(indices) > 0
+    )
 
 
 def _first_group(line: str, devices: int) -> list[int]:
     """Return the devices of the first group, which XLA writes in one of three ways; all devices where it names none."""
     if match := _IOTA.search(line):
-        # [groups,members]<=[shape]T(order): the devices counted up in that shape, transposed, then cut into groups.
+        # [groups,members]<=[shape]T(order): the devices counted up in that shape, transposed, then
+        # cut into groups.
         numbers = np.arange(devices).reshape([int(size) for size in match[3].split(",")])
         if match[4]:
             numbers = numbers.transpose([int(axis) for axis in match[4].split(",")])

@@ -10,8 +10,9 @@ from jaxppo.data import SEQUENCE_BUCKET
 WARM_UP = 2
 """Updates of a process that compile in any case; the programs of later ones should be there."""
 
-# Names of events of jax.monitoring, the same in jax 0.10 and 0.11. The first one comes with its seconds, also where a
-# program was only read from the persistent cache, of which the second one tells.
+# Names of events of jax.monitoring, the same in jax 0.10 and 0.11. The first one comes with its
+# seconds, also where a program was only read from the persistent cache, of which the second one
+# tells.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _READ = "/jax/compilation_cache/cache_hits"
 
@@ -35,7 +36,12 @@ class Compilations:
         jax.monitoring.register_event_listener(self._note_event)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         jax.monitoring.unregister_event_listener(self._note_event)
         jax.monitoring.unregister_event_duration_listener(self._note_duration)
 

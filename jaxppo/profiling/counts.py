@@ -14,19 +14,53 @@ import jax.extend.core as jex
 from jax.interpreters import partial_eval
 
 _WHOLE = {
-    *("psum", "psum_invariant", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all", "ppermute"),
-    *("sort", "top_k", "approx_top_k", "argsort", "cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp"),
+    *(
+        "psum",
+        "psum_invariant",
+        "pmax",
+        "pmin",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "ppermute",
+    ),
+    *(
+        "sort",
+        "top_k",
+        "approx_top_k",
+        "argsort",
+        "cumsum",
+        "cummax",
+        "cummin",
+        "cumprod",
+        "cumlogsumexp",
+    ),
     *("conv_general_dilated", "pallas_call", "triangular_solve", "cholesky"),
 }
 """Operations that read all of their operands and write all of their results."""
 
 _READS = frozenset(("gather", "dynamic_slice", "slice"))
 """They read as much as they return."""
-_WRITES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_add": 2, "scatter-mul": 2}
+_WRITES = {
+    "dynamic_update_slice": 1,
+    "scatter": 2,
+    "scatter-add": 2,
+    "scatter_add": 2,
+    "scatter-mul": 2,
+}
 """They write into an operand, in place: which operand holds what is written."""
 
 _VIEWS = frozenset(
-    ("transpose", "reshape", "squeeze", "expand_dims", "copy", "optimization_barrier", "sharding_constraint", "pvary")
+    (
+        "transpose",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "copy",
+        "optimization_barrier",
+        "sharding_constraint",
+        "pvary",
+    )
 )
 """They return their operands, in another order or shape: a kernel that reads them reads those."""
 
@@ -59,7 +93,8 @@ def of_program(traced: jex.ClosedJaxpr, devices: int = 1, trips: int = 1) -> Cou
         devices: that the program runs on.
         trips: rounds of loops that say when they are done and not how often they go round; decoding is one.
     """
-    # A trace holds operations whose results nobody reads; compilers drop them, so they are not counted.
+    # A trace holds operations whose results nobody reads; compilers drop them, so they are not
+    # counted.
     live_jaxpr, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
     return _Counter(trips).region(live_jaxpr, 1.0 / devices)
 
@@ -119,43 +154,66 @@ class _Counter:
     def region(self, jaxpr: Any, share: float, manual: frozenset[str] = frozenset()) -> Count:
         """Count one round of a body of which this device has a share."""
         region = _Region()
-        numbers = {variable: region.add_array(variable, share) for variable in (*jaxpr.constvars, *jaxpr.invars)}
+        numbers = {
+            variable: region.add_array(variable, share)
+            for variable in (*jaxpr.constvars, *jaxpr.invars)
+        }
         self._inline(jaxpr, numbers, region, share, manual)
         # A literal may be among the results, and has no number.
         return region.count(numbers[variable] for variable in jaxpr.outvars if variable in numbers)
 
     def _inline(
-        self, jaxpr: Any, numbers: dict[Any, int], region: _Region, share: float, manual: frozenset[str]
+        self,
+        jaxpr: Any,
+        numbers: dict[Any, int],
+        region: _Region,
+        share: float,
+        manual: frozenset[str],
     ) -> None:
         """Add the operations of a body to a region; `numbers` has the arrays of its variables."""
         for eqn in jaxpr.eqns:
             callee = next((eqn.params[name] for name in _BODIES if name in eqn.params), None)
             name = eqn.primitive.name
-            # Loops and kernels have a body, too, which runs many times: they are counted as one operation.
+            # Loops and kernels have a body, too, which runs many times: they are counted as one
+            # operation.
             if callee is not None and name not in ("scan", "pallas_call"):
                 self._call(eqn, getattr(callee, "jaxpr", callee), numbers, region, share, manual)
                 continue
-            if name in _VIEWS and not any(isinstance(variable, jex.Literal) for variable in eqn.invars):
+            if name in _VIEWS and not any(
+                isinstance(variable, jex.Literal) for variable in eqn.invars
+            ):
                 for operand, result in zip(eqn.invars, eqn.outvars, strict=True):
                     numbers[result] = numbers[operand]
                 continue
-            operands = tuple(numbers[variable] for variable in eqn.invars if not isinstance(variable, jex.Literal))
+            operands = tuple(
+                numbers[variable]
+                for variable in eqn.invars
+                if not isinstance(variable, jex.Literal)
+            )
             for variable in eqn.outvars:
                 numbers[variable] = region.add_array(variable, share)
             results = tuple(numbers[variable] for variable in eqn.outvars)
             region.ops.append(_Op(operands, results, self._count(eqn, share, manual)))
 
     def _call(
-        self, eqn: Any, body: Any, numbers: dict[Any, int], region: _Region, share: float, manual: frozenset[str]
+        self,
+        eqn: Any,
+        body: Any,
+        numbers: dict[Any, int],
+        region: _Region,
+        share: float,
+        manual: frozenset[str],
     ) -> None:
         """Inline a call: its arguments and results keep their numbers."""
         is_shard_map = eqn.primitive.name == "shard_map"
         if is_shard_map:
-            # Shapes inside are those of one device already along the axes that the function splits by itself; the
-            # compiler splits along the others.
+            # Shapes inside are those of one device already along the axes that the function splits
+            # by itself; the compiler splits along the others.
             self._axis_sizes |= dict(eqn.params["mesh"].shape)
             manual = manual | frozenset(eqn.params["newly_manual_axes"])
-            share = 1.0 / math.prod(size for axis, size in self._axis_sizes.items() if axis not in manual)
+            share = 1.0 / math.prod(
+                size for axis, size in self._axis_sizes.items() if axis not in manual
+            )
         body_numbers = {constant: region.add_array(constant, share) for constant in body.constvars}
         for parameter, argument in zip(body.invars, eqn.invars, strict=True):
             if is_shard_map or isinstance(argument, jex.Literal):
@@ -200,7 +258,11 @@ def _product(eqn: Any) -> float:
     """Count a matrix product: 2 operations per number of the result and number that is summed over."""
     (contracting_axes, _), _ = eqn.params["dimension_numbers"]
     shape = eqn.invars[0].aval.shape
-    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting_axes)
+    return (
+        2.0
+        * math.prod(eqn.outvars[0].aval.shape)
+        * math.prod(shape[axis] for axis in contracting_axes)
+    )
 
 
 def _moved(eqn: Any) -> float:

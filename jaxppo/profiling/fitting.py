@@ -50,7 +50,9 @@ class Change(NamedTuple):
 
 def describe(flags: Mapping[str, Any]) -> str:
     """Write settings as flags of a command line."""
-    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items())
+    return " ".join(
+        f"--{name}" if value is True else f"--{name} {value}" for name, value in flags.items()
+    )
 
 
 def smallest_change(
@@ -71,7 +73,8 @@ def smallest_change(
         except ConfigError as error:  # a combination that this run cannot have
             tell(f"with {describe(base)}: {error}")
             continue
-        # No number of parts helps where the weights alone are too many, and compiling takes minutes.
+        # No number of parts helps where the weights alone are too many, and compiling takes
+        # minutes.
         if plan.held_bytes >= memory_bytes:
             tell(f"{_with(base)}what is held throughout alone takes {_gib(plan.held_bytes)}")
             continue
@@ -115,10 +118,13 @@ def _in_parts(
         if not too_big:
             return Change(flags, measured)
         if "update" in too_big and plan.parts < plan.most_parts:
-            # Of what an update adds, some shrinks with its parts and some stays, as a gradient does. If all of it
-            # shrank, these would be the parts to take: fewer cannot do, and compiling them would be lost time.
+            # Of what an update adds, some shrinks with its parts and some stays, as a gradient
+            # does. If all of it shrank, these would be the parts to take: fewer cannot do, and
+            # compiling them would be lost time.
             available = memory_bytes - plan.held_bytes
-            fewest = max(2 * plan.parts, plan.parts * measured.stages["update"].added_bytes / available)
+            fewest = max(
+                2 * plan.parts, plan.parts * measured.stages["update"].added_bytes / available
+            )
             flags["gradient_accumulation_steps"] = next(
                 parts
                 for parts in range(plan.parts + 1, plan.most_parts + 1)
@@ -134,10 +140,14 @@ def _in_parts(
         measured = _compiled(build(replace(config, **flags)), memory_bytes, tell, flags)
 
 
-def _compiled(plan: aot.Plan, memory_bytes: int, tell: Callable[[str], None], flags: Mapping[str, Any]) -> Measured:
+def _compiled(
+    plan: aot.Plan, memory_bytes: int, tell: Callable[[str], None], flags: Mapping[str, Any]
+) -> Measured:
     measured = Measured(plan, dict(aot.compile_plan(plan)))
     outcome = "fits" if measured.fits(memory_bytes) else "does not fit"
-    tell(f"{_with(flags)}{measured.fullest} takes {_gib(measured.on_device(measured.fullest))}: {outcome}")
+    tell(
+        f"{_with(flags)}{measured.fullest} takes {_gib(measured.on_device(measured.fullest))}: {outcome}"
+    )
     return measured
 
 

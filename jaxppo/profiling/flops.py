@@ -25,10 +25,13 @@ class Products(NamedTuple):
     """What a token is multiplied with on its way through one model."""
 
     trunk: int  # weights of the linear layers
-    last: int  # of those, weights of the last layer but for keys and values: only tokens that are read need them
+    # Of those, weights of the last layer but for keys and values: only tokens that are read need
+    # them
+    last: int
     adapter: int  # weights of adapters on them; 0: the trunk itself is trained
     head: int  # weights of the language model head
-    attention: int  # heads x head size of one layer: multiplications with each token seen, of queries with keys
+    # Heads x head size of one layer: multiplications with each token seen, of queries with keys
+    attention: int
     layers: int
 
 
@@ -83,7 +86,10 @@ def of_models(model: ModelConfig, value_model: ModelConfig, params: Params) -> M
         params: {"policy", "value"} as `models.apply` takes them, or their shapes.
     """
     separate = "trunk" in params.get("value", {})
-    return Models(products(model, params["policy"]), products(value_model, params["value"]) if separate else None)
+    return Models(
+        products(model, params["policy"]),
+        products(value_model, params["value"]) if separate else None,
+    )
 
 
 class Pass(NamedTuple):
@@ -155,7 +161,11 @@ def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:
         models: shapes of its models.
         shapes: of its batch.
     """
-    return sampling(models.policy, shapes) + scoring(config, models, shapes) + learning(config, models, shapes)
+    return (
+        sampling(models.policy, shapes)
+        + scoring(config, models, shapes)
+        + learning(config, models, shapes)
+    )
 
 
 def _size(shapes: Shapes) -> Pass:
@@ -172,6 +182,11 @@ def shapes_of(prompt_ids: Any, completion_mask: Any, input_ids: Any) -> Shapes:
         completion_mask: [B, C] bool, on the host.
         input_ids: [B, T] int32.
     """
-    (prompts, prompt_length), (completions, completion_length) = prompt_ids.shape, completion_mask.shape
+    (prompts, prompt_length), (completions, completion_length) = (
+        prompt_ids.shape,
+        completion_mask.shape,
+    )
     longest = int(completion_mask.sum(axis=1).max())
-    return Shapes(prompts, prompt_length, completions, completion_length, longest, input_ids.shape[1])
+    return Shapes(
+        prompts, prompt_length, completions, completion_length, longest, input_ids.shape[1]
+    )

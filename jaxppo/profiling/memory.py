@@ -41,7 +41,9 @@ MOST_OF_MACHINE = 0.5
 """The same where the device is a machine, on which there are other programs, compilers and the host's own arrays."""
 
 
-def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = None, tensor: int = 1) -> int | None:
+def rows_at_once(
+    models: Sequence[ModelConfig], length: int, room: int | None = None, tensor: int = 1
+) -> int | None:
     """Return how many rows of `length` tokens a gradient through all of the models should take at once; None: all.
 
     On a CPU, so many that the widest activation of a layer stays in the cache: large temporaries cost time there,
@@ -56,16 +58,22 @@ def rows_at_once(models: Sequence[ModelConfig], length: int, room: int | None = 
     """
     fitting = None
     if room is not None:
-        fitting = max(1, room // sum(sizes.activation_bytes(model, 1, length, tensor) for model in models))
+        fitting = max(
+            1, room // sum(sizes.activation_bytes(model, 1, length, tensor) for model in models)
+        )
     if platform.current().name != "cpu":
         return fitting
-    widest = max(max(model.intermediate_size, model.num_attention_heads * length) for model in models)
+    widest = max(
+        max(model.intermediate_size, model.num_attention_heads * length) for model in models
+    )
     min_rows = WIDE_TOKENS // length if any(model.wide for model in models) else 1
     cached = max(1, min_rows, CPU_ACTIVATIONS // (length * widest))
     return cached if fitting is None else min(cached, fitting)
 
 
-def scored_rows(config: TrainConfig, models: Sequence[ModelConfig], length: int, room: int | None = None) -> int | None:
+def scored_rows(
+    config: TrainConfig, models: Sequence[ModelConfig], length: int, room: int | None = None
+) -> int | None:
     """Return how many rows a device takes per scoring pass, as configured or by default; None: all.
 
     On an accelerator, so many that a layer's results take no more than the `room` for a gradient's.
@@ -89,12 +97,18 @@ def micro_batches(
     """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
     if config.rl.gradient_accumulation_steps is not None:
         return config.rl.gradient_accumulation_steps
-    return equal_parts(config.mini_batch_size // row_shards, rows_at_once(models, length, room, tensor))
+    return equal_parts(
+        config.mini_batch_size // row_shards, rows_at_once(models, length, room, tensor)
+    )
 
 
 def equal_parts(rows: int, limit: int | None) -> int:
     """Return the fewest equal parts of some rows that have at most so many each; None: any number."""
-    return next(parts for parts in range(1, rows + 1) if rows % parts == 0 and rows // parts <= (limit or rows))
+    return next(
+        parts
+        for parts in range(1, rows + 1)
+        if rows % parts == 0 and rows // parts <= (limit or rows)
+    )
 
 
 def activation_budget(
@@ -136,7 +150,13 @@ def _most_bytes() -> int | None:
 
 
 def sampled_rows(
-    model: ModelConfig, resident: Any, weights: Any, prompt: int, response: int, mesh: Mapping[str, int], merged: bool
+    model: ModelConfig,
+    resident: Any,
+    weights: Any,
+    prompt: int,
+    response: int,
+    mesh: Mapping[str, int],
+    merged: bool,
 ) -> int | None:
     """Return how many rows a device decodes at once in an update, as far as memory allows; None: any number.
 
@@ -167,25 +187,34 @@ def decodes_split(model: ModelConfig, weights: Any, mesh: Mapping[str, int]) -> 
     return mesh.get(FSDP, 1) > 1 and partition.decodes_split(num_bytes)
 
 
-def _decoding_weights(model: ModelConfig, weights: Any, mesh: Mapping[str, int], *, merged: bool) -> int:
+def _decoding_weights(
+    model: ModelConfig, weights: Any, mesh: Mapping[str, int], *, merged: bool
+) -> int:
     """Return the bytes of the policy's weights as they are decoded with, where they are not those that are held."""
     tensor = mesh.get(TENSOR, 1)
     if mesh.get(FSDP, 1) > 1:
         num_bytes = sizes.compute_bytes(model, weights) // tensor  # adapters are merged before
         if not decodes_split(model, weights, mesh):
             return num_bytes
-        return num_bytes // mesh[FSDP] + sizes.gathered_bytes(model, weights, tensor)  # layers, to read prompts
+        # layers, to read prompts
+        return num_bytes // mesh[FSDP] + sizes.gathered_bytes(model, weights, tensor)
     return sizes.copy_bytes(model, weights, merged=merged) // tensor
 
 
 def _learning(
-    models: Sequence[ModelConfig], trained: Mapping[str, Any], weights: Mapping[str, Any], mesh: Mapping[str, int]
+    models: Sequence[ModelConfig],
+    trained: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    mesh: Mapping[str, int],
 ) -> tuple[int, int]:
     """Return the bytes of weights as they are computed with, and of one gradient of all that is trained."""
     tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
     if split:
-        gathered = [sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)]
-        # Gradients of as many layers are whole, in float32, before each device keeps its part of them.
+        gathered = [
+            sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)
+        ]
+        # Gradients of as many layers are whole, in float32, before each device keeps its part of
+        # them.
         whole_gradients = [
             size * sizes.FP32 // sizes.itemsize(model)
             for size, (model, tree) in zip(gathered, _trunks(models, trained), strict=True)
@@ -196,7 +225,10 @@ def _learning(
 
 
 def prompts_at_once(
-    model: ModelConfig, weights: Any, prompts_shape: tuple[int, ...], uniforms_shape: tuple[int, ...]
+    model: ModelConfig,
+    weights: Any,
+    prompts_shape: tuple[int, ...],
+    uniforms_shape: tuple[int, ...],
 ) -> int:
     """Return how many prompts a device reads at once before it samples: an equal part of them.
 
@@ -212,7 +244,9 @@ def prompts_at_once(
     (count, prompt), (rows, response) = prompts_shape, uniforms_shape
     if platform.current().name == "cpu":
         return count
-    resident = sizes.compute_bytes(model, weights) + sizes.kv_cache_bytes(model, rows, prompt + response)
+    resident = sizes.compute_bytes(model, weights) + sizes.kv_cache_bytes(
+        model, rows, prompt + response
+    )
     limit = max(1, int(READING_SHARE * resident / sizes.reading_bytes(model, 1, prompt)))
     return next(part for part in range(min(limit, count), 0, -1) if count % part == 0)
 
@@ -235,7 +269,11 @@ def decoded_rows(model: ModelConfig, prompt: int, response: int) -> int | None:
     memory = platform.current().memory_bytes
     if memory is None:
         return None
-    return max(1, int(EVALUATION_SHARE * memory) // sum(evaluation_bytes(model, 1, prompt, response).values()))
+    return max(
+        1,
+        int(EVALUATION_SHARE * memory)
+        // sum(evaluation_bytes(model, 1, prompt, response).values()),
+    )
 
 
 def evaluation_bytes(model: ModelConfig, rows: int, prompt: int, response: int) -> dict[str, int]:
@@ -243,12 +281,16 @@ def evaluation_bytes(model: ModelConfig, rows: int, prompt: int, response: int) 
 
     All prompts are read at once, or on an accelerator in parts: see `prompts_at_once`.
     """
-    return _decoding(model, rows, prompt + response) | {"prompts": sizes.reading_bytes(model, rows, prompt)}
+    return _decoding(model, rows, prompt + response) | {
+        "prompts": sizes.reading_bytes(model, rows, prompt)
+    }
 
 
 def _decoding(model: ModelConfig, rows: int, length: int, tensor: int = 1) -> dict[str, int]:
     """Return the bytes of the cache of rows of `length` tokens, and of the logits of the next one."""
-    cache = sizes.kv_cache_bytes(model, rows, length) // _dividing(model.num_key_value_heads, tensor)
+    cache = sizes.kv_cache_bytes(model, rows, length) // _dividing(
+        model.num_key_value_heads, tensor
+    )
     return {"KV cache": cache, "logits": sizes.LOGITS_COPIES * sizes.FP32 * rows * model.vocab_size}
 
 
@@ -261,20 +303,24 @@ class Budget(NamedTuple):
     @property
     def peak(self) -> int:
         """Bytes at the same time, at most."""
-        return sum(self.resident.values()) + max((sum(stage.values()) for stage in self.stages.values()), default=0)
+        return sum(self.resident.values()) + max(
+            (sum(stage.values()) for stage in self.stages.values()), default=0
+        )
 
     def by_program(self) -> dict[str, int]:
         """Return what each program of an update adds while it runs: "generate", "score" and "update"."""
-        names = {"generate": "sampling", "score": "scoring", "update": "learning"}  # of a run of `train`
+        # Of a run of `train`
+        names = {"generate": "sampling", "score": "scoring", "update": "learning"}
         return {name: sum(self.stages[stage].values()) for name, stage in names.items()}
 
     def describe(self) -> str:
         """Describe the budget in words, in MiB."""
         resident = f"{_sum(self.resident)} throughout ({_parts(self.resident)})"
-        stages = [f"{name} adds {_sum(stage)} ({_parts(stage)})" for name, stage in self.stages.items()]
-        return (
-            f"memory per device in MiB, estimated: {'; '.join([resident, *stages])}; {self.peak / MIB:,.1f} at the peak"
-        )
+        stages = [
+            f"{name} adds {_sum(stage)} ({_parts(stage)})" for name, stage in self.stages.items()
+        ]
+        parts = "; ".join([resident, *stages])
+        return f"memory per device in MiB, estimated: {parts}; {self.peak / MIB:,.1f} at the peak"
 
 
 def _sum(parts: Mapping[str, int]) -> str:
@@ -317,25 +363,34 @@ def budget(
     response = config.sampling.response_length
     length = prompt_length + response
     tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
-    rows, parts = config.batch_size // row_shards, micro_batches(config, models, length, row_shards, room, tensor)
+    rows, parts = (
+        config.batch_size // row_shards,
+        micro_batches(config, models, length, row_shards, room, tensor),
+    )
     micro_rows = config.mini_batch_size // row_shards // parts
     at_once = min(rows, scored_rows(config, models, length, room) or rows)
     decoding = _decoding_weights(policy, weights["policy"], mesh, merged=config.peft.use_peft)
     if split:
-        scoring = max(sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights))
+        scoring = max(
+            sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)
+        )
     else:
         scoring = max(sizes.copy_bytes(policy, tree) for tree in weights.values()) // tensor
     learning = _learning_stage(models, trained, weights, mesh, micro_rows, parts, length, response)
     evaluation = {}
     if evaluated is not None:
-        evaluation = {"evaluation": {"weights": decoding} | evaluation_bytes(policy, *evaluated, response)}
+        evaluation = {
+            "evaluation": {"weights": decoding} | evaluation_bytes(policy, *evaluated, response)
+        }
     return Budget(
         resident={name: sizes.tree_bytes(tree) for name, tree in resident.items()},
         stages={
-            "sampling": {"weights": decoding} | _decoding(policy, min(rows, sampled or rows), length, tensor),
+            "sampling": {"weights": decoding}
+            | _decoding(policy, min(rows, sampled or rows), length, tensor),
             "scoring": {
                 "weights": scoring,
-                "activations": max(sizes.scored_bytes(model, at_once, length) for model in models) // tensor,
+                "activations": max(sizes.scored_bytes(model, at_once, length) for model in models)
+                // tensor,
                 "logits": sizes.logits_bytes(policy, at_once * response),
             },
             "learning": learning,
@@ -388,7 +443,8 @@ def _learning_stage(
     layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
     total = gradients if parts > 1 else 0  # of micro-batches before
     if platform.current().name != "cpu" and not split:
-        # No compiler makes float32 of a gradient before it is added to a sum or goes into the optimizer.
+        # No compiler makes float32 of a gradient before it is added to a sum or goes into the
+        # optimizer.
         gradients = gradients * sizes.itemsize(models[0]) // sizes.FP32
     if platform.current().name != "cpu" and models[0].accelerated:
         activations -= sum(layers) - max(layers)  # one model after the other
@@ -407,6 +463,8 @@ def _dividing(heads: int, tensor: int) -> int:
     return heads if tensor % heads == 0 else 1
 
 
-def _trunks(models: Sequence[ModelConfig], trees: Mapping[str, Any]) -> Iterator[tuple[ModelConfig, Any]]:
+def _trunks(
+    models: Sequence[ModelConfig], trees: Mapping[str, Any]
+) -> Iterator[tuple[ModelConfig, Any]]:
     """Return the arrays that belong to each of the models, heads on the trunk of another one left out."""
     return zip(models, [tree for tree in trees.values() if "trunk" in tree], strict=True)

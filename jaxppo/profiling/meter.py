@@ -50,7 +50,9 @@ class UpdateMeter:
         """Note when arrays are ready, see `FinishClock.finish_time`."""
         return self._clock.finish_time(arrays)
 
-    def throughput(self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float) -> dict[str, float]:
+    def throughput(
+        self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float
+    ) -> dict[str, float]:
         """Return what an update achieved, see `Throughput.metrics`.
 
         Args:
@@ -85,7 +87,14 @@ class UpdateMeter:
 class WatchedUpdates:
     """Measure one update after the other: `begin` it, `end` it."""
 
-    def __init__(self, compilations: Compilations, trace: Profile, devices: list[Any], start: int, console: Console):
+    def __init__(
+        self,
+        compilations: Compilations,
+        trace: Profile,
+        devices: list[Any],
+        start: int,
+        console: Console,
+    ):
         self._compilations, self._trace = compilations, trace
         self._devices, self._start, self._console = devices, start, console
 
@@ -104,5 +113,7 @@ class WatchedUpdates:
         self._trace.end(number)
         metrics = self._compilations.end(number + 1, length) | peak.measured(self._devices)
         if number == self._start and "memory/peak_mib" in metrics:
-            self._console.print(peak.describe_measured({"step": number + 1, **metrics}, self._devices))
+            self._console.print(
+                peak.describe_measured({"step": number + 1, **metrics}, self._devices)
+            )
         return metrics

@@ -12,7 +12,9 @@ if sys.platform != "win32":
 
 def excess(budget: Budget, devices: Sequence[Any]) -> str | None:
     """Return a warning where the budget exceeds the smallest of these devices; None elsewhere, or if nothing says."""
-    limit = min((stats["bytes_limit"] for stats in _stats(devices) if "bytes_limit" in stats), default=None)
+    limit = min(
+        (stats["bytes_limit"] for stats in _stats(devices) if "bytes_limit" in stats), default=None
+    )
     if limit is None:
         limit = device_bytes()
     if limit is None or budget.peak <= limit:
@@ -30,7 +32,9 @@ def measured(devices: Sequence[Any]) -> dict[str, float]:
     On the fullest of these devices or, where they do not say, in the whole process; {} on Windows, where neither is
     known.
     """
-    peaks = [stats["peak_bytes_in_use"] for stats in _stats(devices) if "peak_bytes_in_use" in stats]
+    peaks = [
+        stats["peak_bytes_in_use"] for stats in _stats(devices) if "peak_bytes_in_use" in stats
+    ]
     if peaks:
         return {"memory/peak_mib": max(peaks) / MIB}
     if sys.platform == "win32":
@@ -41,7 +45,11 @@ def measured(devices: Sequence[Any]) -> dict[str, float]:
 
 def describe_measured(record: Mapping[str, Any], devices: Sequence[Any]) -> str:
     """Describe the peak of a record in a line."""
-    whose = "each device" if any("peak_bytes_in_use" in stats for stats in _stats(devices)) else "the whole process"
+    whose = (
+        "each device"
+        if any("peak_bytes_in_use" in stats for stats in _stats(devices))
+        else "the whole process"
+    )
     return f"memory of {whose} after update {record['step']}: {record['memory/peak_mib']:,.1f} MiB at the peak"
 
 

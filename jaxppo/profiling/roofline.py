@@ -39,7 +39,11 @@ def of(compiled: Compiled, target: Target, sizes: Mapping[str, int], dtype: str)
     chip = target.chip
     peak = chip.peak_flops(dtype)
     count = compiled.counted
-    return Roofline(count.flops / peak, count.bytes / chip.bandwidth, network_seconds(compiled.sent, target, sizes))
+    return Roofline(
+        count.flops / peak,
+        count.bytes / chip.bandwidth,
+        network_seconds(compiled.sent, target, sizes),
+    )
 
 
 def network_seconds(sent: Sent, target: Target, sizes: Mapping[str, int]) -> float:
@@ -63,7 +67,8 @@ def network_seconds(sent: Sent, target: Target, sizes: Mapping[str, int]) -> flo
             share = (devices - 1) / devices
         if kind == "all-reduce":
             share *= 2
-        # A ring is as fast as its slowest link, so one step between hosts is enough for the network's speed.
+        # A ring is as fast as its slowest link, so one step between hosts is enough for the
+        # network's speed.
         bandwidth = chip.network if _leaves_host(axes, target.per_host, sizes) else chip.links
         total += share * size / bandwidth
     return total
@@ -73,5 +78,6 @@ def _leaves_host(axes: tuple[str, ...], per_host: int, sizes: Mapping[str, int])
     """Return whether devices along these axes are on several hosts: those of a host are adjacent in the mesh."""
     names = list(sizes)
     outermost = min(names.index(axis) for axis in axes)
-    # The devices of a host follow one another along the last axes; a group along an outer axis spans all within it.
+    # The devices of a host follow one another along the last axes; a group along an outer axis
+    # spans all within it.
     return math.prod(list(sizes.values())[outermost:]) > per_host

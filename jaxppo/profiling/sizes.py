@@ -48,7 +48,11 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
         tensor: devices along `TENSOR`.
     """
     layers = [compute_bytes(model, layer) for layer in weights["trunk"]["layers"].values()]
-    block = min(model.vocab_size, head_logprobs.default_block().columns) * model.hidden_size * itemsize(model)
+    block = (
+        min(model.vocab_size, head_logprobs.default_block().columns)
+        * model.hidden_size
+        * itemsize(model)
+    )
     return 2 * max(*layers, block * tensor) // tensor
 
 
@@ -60,7 +64,9 @@ def kv_cache_bytes(model: ModelConfig, rows: int, length: int) -> int:
         rows: B.
         length: S, tokens of prompt and completion.
     """
-    numbers = 2 * model.num_hidden_layers * rows * model.num_key_value_heads * length * model.head_dim
+    numbers = (
+        2 * model.num_hidden_layers * rows * model.num_key_value_heads * length * model.head_dim
+    )
     return numbers * itemsize(model)
 
 
@@ -78,7 +84,9 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     hidden, inner = family_of(model.model_type).saved_widths
     numbers = tokens * (hidden * model.hidden_size + inner * model.intermediate_size)
     scores = tokens * length * model.num_attention_heads
-    scores = {"plain": scores, "blocks": min(scores, attention.BLOCK_SCORES)}.get(model.attention, 0)
+    scores = {"plain": scores, "blocks": min(scores, attention.BLOCK_SCORES)}.get(
+        model.attention, 0
+    )
     # Softmax is computed in float32 whatever the dtype; its result is cast.
     weight = FP32 if model.compute_dtype is None else FP32 + itemsize(model)
     return numbers * itemsize(model) + scores * weight
@@ -111,11 +119,14 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
     saved_width = 0
     if not model.gradient_checkpointing:
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
-        saved_width = heads * model.head_dim + family_of(model.model_type).saved_intermediates * model.intermediate_size
+        saved_width = (
+            heads * model.head_dim
+            + family_of(model.model_type).saved_intermediates * model.intermediate_size
+        )
         saved_width += (model.attention == "blocks") * model.num_attention_heads * model.head_dim
-    return (model.num_hidden_layers - 1) * tokens * (model.hidden_size + saved_width // tensor) * itemsize(
-        model
-    ) + layer
+    return (model.num_hidden_layers - 1) * tokens * (
+        model.hidden_size + saved_width // tensor
+    ) * itemsize(model) + layer
 
 
 def logits_bytes(model: ModelConfig, predictions: int) -> int:

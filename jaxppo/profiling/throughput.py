@@ -35,7 +35,10 @@ class Throughput:
             seconds: its wall time.
         """
         tflops = flops.of_update(self._config, self._models, shapes) / seconds / 1e12
-        metrics = {"throughput/samples_per_s": shapes.completions / seconds, "throughput/tflops": tflops}
+        metrics = {
+            "throughput/samples_per_s": shapes.completions / seconds,
+            "throughput/tflops": tflops,
+        }
         if self._peak_tflops is not None:
             metrics["throughput/mfu"] = tflops / self._peak_tflops
         return metrics

@@ -78,7 +78,12 @@ class Profile:
     def __enter__(self) -> "Profile":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._tracing:
             jax.profiler.stop_trace()
 
@@ -87,7 +92,9 @@ class Profile:
         if step == self._first < self._end:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # frames of Python would crowd the operations out
-            jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
+            jax.profiler.start_trace(
+                self._folder, create_perfetto_trace=True, profiler_options=options
+            )
             self._tracing = True
 
     def end(self, step: int) -> None:
@@ -121,13 +128,19 @@ def table_of(trace: dict[str, Any], updates: str) -> str:
     """
     ops = ops_of(trace)
     rows = [("operation", "calls", "total ms", "share")]
-    rows += [(op.name, f"{op.calls:,}", f"{op.total_ms:,.1f}", f"{op.share:.1%}") for op in ops[:TOP]]
+    rows += [
+        (op.name, f"{op.calls:,}", f"{op.total_ms:,.1f}", f"{op.share:.1%}") for op in ops[:TOP]
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"most expensive of {len(ops)} operations in {updates} (time of all devices or threads together)"]
+    lines = [
+        f"most expensive of {len(ops)} operations in {updates} (time of all devices or threads together)"
+    ]
     for name, *numbers in rows:
         lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
     if len(trace["traceEvents"]) >= MOST_EVENTS:
-        lines.append(f"the trace holds its first {MOST_EVENTS:,} events only: profile fewer updates for exact numbers")
+        lines.append(
+            f"the trace holds its first {MOST_EVENTS:,} events only: profile fewer updates for exact numbers"
+        )
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -155,7 +168,8 @@ def _lines(trace: dict[str, Any]) -> Iterable[list[dict[str, Any]]]:
     Beside its other lines a device may have a line "XLA Ops": then that one counts.
     """
     events = trace["traceEvents"]
-    # In Chrome's format, events of phase "M" name processes and threads, and those of phase "X" last a while.
+    # In Chrome's format, events of phase "M" name processes and threads, and those of phase "X"
+    # last a while.
     device_pids: set[int] = set()
     op_lines: set[tuple[int, int]] = set()
     for event in events:
@@ -186,9 +200,13 @@ def _self_times(line: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], fl
     # Of events that begin together the longest comes first: it encloses the others.
     line = sorted(line, key=lambda event: (event["ts"], -event["dur"]))
     self_us = [event["dur"] for event in line]
-    open_events: list[int] = []  # numbers of the events that enclose the present one, the innermost last
+    # Numbers of the events that enclose the present one, the innermost last
+    open_events: list[int] = []
     for number, event in enumerate(line):
-        while open_events and line[open_events[-1]]["ts"] + line[open_events[-1]]["dur"] <= event["ts"]:
+        while (
+            open_events
+            and line[open_events[-1]]["ts"] + line[open_events[-1]]["dur"] <= event["ts"]
+        ):
             open_events.pop()
         if open_events:
             self_us[open_events[-1]] -= event["dur"]

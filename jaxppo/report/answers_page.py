@@ -60,8 +60,14 @@ def write_page(
         heads=["domain", "model", "prompt", "answers", *_COLUMNS],
         rows=rows,
         rates=rates,
-        errors={model: _outcomes(results_by_prompt) for model, results_by_prompt in content["models"].items()},
-        breaks={model: in_order(counts, BREAKS) for model, counts in content["where_plans_break"].items()},
+        errors={
+            model: _outcomes(results_by_prompt)
+            for model, results_by_prompt in content["models"].items()
+        },
+        breaks={
+            model: in_order(counts, BREAKS)
+            for model, counts in content["where_plans_break"].items()
+        },
         samples=pick_samples(labelled),
     )
 

@@ -24,7 +24,8 @@ class Concern(NamedTuple):
 
 def concerns(run: Run) -> list[Concern]:
     """Return all that looks wrong in a run, what matters most first; empty where nothing does, or nothing is known."""
-    # First what broke single updates, then the result itself; the course of a metric may only explain these.
+    # First what broke single updates, then the result itself; the course of a metric may only
+    # explain these.
     alarms = []
     courses = []
     for name in run.metric_names:
@@ -56,7 +57,8 @@ def _alarms(metric: Metric, values: Sequence[float]) -> Iterator[Concern]:
         worst = min(values) if sides[0].startswith("below") else max(values)
         updates = "1 update" if len(sides) == 1 else f"{len(sides)} updates"
         yield Concern(
-            f"`{metric.name}` was {sides[0]} in {updates} ({short(worst)}).", _sentence(metric.advice(sides[0]))
+            f"`{metric.name}` was {sides[0]} in {updates} ({short(worst)}).",
+            _sentence(metric.advice(sides[0])),
         )
 
 
@@ -70,9 +72,13 @@ def _course(metric: Metric, values: Sequence[float], band: Band | None) -> Itera
     if metric.too_high and above.startswith("above"):
         yield Concern(f"`{metric.name}` ends at {short(end)}, {above}.", _sentence(metric.too_high))
     if metric.too_low and below.startswith("below"):
-        yield Concern(f"`{metric.name}` is {short(mean)} on the whole, {below}.", _sentence(metric.too_low))
+        yield Concern(
+            f"`{metric.name}` is {short(mean)} on the whole, {below}.", _sentence(metric.too_low)
+        )
     if metric.watch is not None and (pattern := metric.watch.trend(values)):
-        finding = f"`{metric.name}` is {pattern}: {short(values[0])} at first, {short(end)} at last."
+        finding = (
+            f"`{metric.name}` is {pattern}: {short(values[0])} at first, {short(end)} at last."
+        )
         yield Concern(finding, _sentence(metric.watch.advice))
 
 
@@ -84,7 +90,11 @@ def _result(run: Run) -> Iterator[Concern]:
     """Find an evaluation after training that is worse than the one before."""
     before_training, after_training = run.headline_results
     # A loss is better where it is lower, and has no interval.
-    if run.headline == "loss" or not isinstance(before_training, dict) or not isinstance(after_training, dict):
+    if (
+        run.headline == "loss"
+        or not isinstance(before_training, dict)
+        or not isinstance(after_training, dict)
+    ):
         return
     # Of a single row there is no interval.
     if before_training["low"] is None or after_training["high"] is None:

@@ -13,7 +13,11 @@ from jaxppo.report.curves import Line, arrange_curves
 from jaxppo.report.plan_sections import arrange_validity
 from jaxppo.report.run_data import RATES, Run, plain_number, read_run
 
-_ENDS = {"objective/scores": "reward at the end", "objective/kl": "KL at the end", "loss": "loss at the end"}
+_ENDS = {
+    "objective/scores": "reward at the end",
+    "objective/kl": "KL at the end",
+    "loss": "loss at the end",
+}
 _STAGES = ("time/rollout_s", "time/reward_s", "time/update_s", "time/step_s")
 
 _EVALUATION_SETTINGS = (
@@ -65,7 +69,8 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
     for group in _groups(runs):
         members = [runs[i] for i in group]
         lines.append(Line(_group_label(group, labels), members))
-    # A batch is not the same work everywhere: over updates, runs with larger ones would look better.
+    # A batch is not the same work everywhere: over updates, runs with larger ones would look
+    # better.
     batch_sizes = {(run.unit, run.settings.get("batch_size")) for run in runs}
     records = chain.from_iterable(run.records for run in runs)
     has_episodes = all(record.get("episode") is not None for record in records)

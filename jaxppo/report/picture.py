@@ -52,9 +52,16 @@ class _Panel(NamedTuple):
 _REWARD = _Panel(
     "Reward and plan validity in training",
     "mean over the batch",
-    {"objective/scores": ("reward", _BLUE), "reward/plan_valid": ("fraction of valid plans", _ORANGE)},
+    {
+        "objective/scores": ("reward", _BLUE),
+        "reward/plan_valid": ("fraction of valid plans", _ORANGE),
+    },
 )
-_KL = _Panel("Distance from the reference policy", "KL (nats per completion)", {"objective/kl": ("KL", _GREEN)})
+_KL = _Panel(
+    "Distance from the reference policy",
+    "KL (nats per completion)",
+    {"objective/kl": ("KL", _GREEN)},
+)
 _UPDATES = _Panel(
     "Health of the updates",
     "fraction",
@@ -64,7 +71,9 @@ _UPDATES = _Panel(
     },
     bounds=(-1.0, 1.0),  # early values can explain far less than nothing and would flatten the rest
 )
-_LENGTH = _Panel("Length of the completions", "tokens", {"completions/mean_length": ("mean length", _PURPLE)})
+_LENGTH = _Panel(
+    "Length of the completions", "tokens", {"completions/mean_length": ("mean length", _PURPLE)}
+)
 
 
 def plot_run(folder: Path, evals: Mapping[str, Any]) -> None:
@@ -116,7 +125,9 @@ def _draw_curves(axes: Any, panel: _Panel, metrics: Sequence[Mapping[str, Any]])
             axes.plot(steps, values, color=colour, alpha=0.3, linewidth=1)
             # A line through a single point cannot be seen.
             marker = "o" if len(points) == 1 else None
-            axes.plot(steps, moving_mean(values), color=colour, linewidth=2.2, label=label, marker=marker)
+            axes.plot(
+                steps, moving_mean(values), color=colour, linewidth=2.2, label=label, marker=marker
+            )
     if not axes.lines:
         _draw_nothing(axes)
         return
@@ -141,7 +152,11 @@ def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
     for name in moments:
         splits |= evals[name]
     if not splits or any("validity" in result for result in splits.values()):
-        axes.set(title="Valid plans on held-out problems, 95 % intervals", ylabel="valid plans (%)", ylim=(0, 122))
+        axes.set(
+            title="Valid plans on held-out problems, 95 % intervals",
+            ylabel="valid plans (%)",
+            ylim=(0, 122),
+        )
         axes.set_yticks(range(0, 101, 20))
     else:
         axes.set(title="Mean reward on held-out prompts, 95 % intervals", ylabel="reward")
@@ -184,7 +199,8 @@ def _bar(result: Mapping[str, Any]) -> tuple[float, float, float, str]:
         text = f"{value:.2f}"
     if low is None:  # of a single row there is no interval
         return value, 0.0, 0.0, text
-    # Rounding may put a rate of 0 or 1 outside of its interval, and matplotlib refuses a negative length.
+    # Rounding may put a rate of 0 or 1 outside of its interval, and matplotlib refuses a negative
+    # length.
     return value, max(value - low, 0.0), max(high - value, 0.0), text
 
 
@@ -196,4 +212,6 @@ def _split_label(split: str, result: Mapping[str, Any], evals: Mapping[str, Any]
 
 def _draw_nothing(axes: Any) -> None:
     axes.set(xticks=[], yticks=[])
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=_GREY)
+    axes.text(
+        0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=_GREY
+    )

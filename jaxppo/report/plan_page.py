@@ -56,7 +56,9 @@ def page_sample(row: JudgedRow, judged: JudgedPrediction) -> dict[str, Any]:
         "title": sanitize(f"{row.row['split']} · {row.row['id']} · {error}", 200),
         "verdict": sanitize(describe(verdict)),
         "valid": verdict.valid,
-        "text": clean_lines("(no answer)" if judged.prediction.text is None else judged.prediction.text),
+        "text": clean_lines(
+            "(no answer)" if judged.prediction.text is None else judged.prediction.text
+        ),
         "plan": _atoms(judged.outcome.actions[:_MAX_STEPS]),
         "reference": _atoms(shortest),
         "trace": steps,

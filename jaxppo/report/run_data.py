@@ -95,7 +95,9 @@ class Run:
         """Return the name of the algorithm."""
         if self.command == "train":
             return str(self.settings["algorithm"]).upper()
-        return {"self_train": "self-training", "sft": "SFT", "reward_model": "reward model"}[self.command]
+        return {"self_train": "self-training", "sft": "SFT", "reward_model": "reward model"}[
+            self.command
+        ]
 
     @property
     def changed(self) -> list[str]:
@@ -156,7 +158,8 @@ class Run:
         metric = find(name)
         if metric is None or metric.band is None:
             return None
-        # Where an update is a single step on fresh samples, the policy is still the one that sampled: no KL is fine.
+        # Where an update is a single step on fresh samples, the policy is still the one that
+        # sampled: no KL is fine.
         steps = [self.settings.get(setting) for setting in ("num_ppo_epochs", "num_mini_batches")]
         is_on_policy = steps == [1, 1] and not self.settings.get("async_rollouts")
         if name == "policy/approxkl_avg" and is_on_policy:
@@ -229,7 +232,9 @@ def read_run(folder: Path | str) -> Run:
         evals = {"after": evals}
     results_before = evals.get("before", {})
     results_after = evals.get("after", {})
-    headline_split: Any = evals.get("headline_split") or next(iter(results_after or results_before), None)
+    headline_split: Any = evals.get("headline_split") or next(
+        iter(results_after or results_before), None
+    )
     return Run(
         folder=folder,
         command=command,

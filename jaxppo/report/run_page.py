@@ -39,7 +39,8 @@ REPORT_FILE = "report.html"
 
 _MAX_CARDS = 4
 _MAX_OUTCOME_BARS = 12
-_PLAN_MEASURES = {"rows", "errors", "domains", "bins", "pass_at_k", "quality_optimal"}  # that only plans have
+# That only plans have
+_PLAN_MEASURES = {"rows", "errors", "domains", "bins", "pass_at_k", "quality_optimal"}
 
 
 class Card(NamedTuple):
@@ -108,7 +109,8 @@ def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
 def _content(run: Run, samples: Samples) -> dict[str, Any]:
     moments = (("before", run.results_before), ("after", run.results_after))
     models = [(moment, results) for moment, results in moments if results]
-    # Only results of plans have charts of their own; those of early versions lack measures that these need.
+    # Only results of plans have charts of their own; those of early versions lack measures that
+    # these need.
     cells = list(chain.from_iterable(results.values() for _, results in models))
     are_plans = bool(cells) and all(cell.keys() >= _PLAN_MEASURES for cell in cells)
     return {
@@ -119,7 +121,9 @@ def _content(run: Run, samples: Samples) -> dict[str, Any]:
         "plan_results": arrange_plans(models) if are_plans else None,
         "plain_results": _plain_results(models) if cells and not are_plans else None,
         "rounds": [record for record in run.records if "self_train/valid" in record],
-        "validity_metrics": [name for name in run.metric_names if fnmatchcase(name, "eval/*/validity")],
+        "validity_metrics": [
+            name for name in run.metric_names if fnmatchcase(name, "eval/*/validity")
+        ],
         "curves": arrange_curves([Line(run.name, [run])]),
         "reward_parts": _reward_parts(run),
         "outcomes": _outcomes(samples),
@@ -149,7 +153,9 @@ def _cards(run: Run) -> list[Card]:
     for name in ("objective/scores", "loss"):
         if values := run.values(name):
             ends = [short(end) for end in _first_and_last_tenth(values)]
-            cards.append(Card(f"`{name}`, first and last tenth of the updates", ends, "", is_main=True))
+            cards.append(
+                Card(f"`{name}`, first and last tenth of the updates", ends, "", is_main=True)
+            )
     return cards
 
 
@@ -168,7 +174,8 @@ def _before_and_after(run: Run, split: str, measure: str) -> tuple[str, list[Any
     if not evaluations:
         return "before training", [before_training]
     step, latest = evaluations[-1]
-    # Records have the number alone: next to a result with an interval it is of the same kind, without one.
+    # Records have the number alone: next to a result with an interval it is of the same kind,
+    # without one.
     if measure in RATES:
         latest = {"rate": latest, "low": None, "high": None}
     elif measure == "reward":
@@ -213,7 +220,9 @@ def _reward_parts(run: Run) -> dict[str, list[float]]:
             continue
         for name in panel.names:
             values = run.values(name)
-            parts[name] = [*_first_and_last_tenth(values), min(values), max(values)] if values else []
+            parts[name] = (
+                [*_first_and_last_tenth(values), min(values), max(values)] if values else []
+            )
     return parts
 
 
@@ -244,7 +253,8 @@ def _times(run: Run) -> BarChart | None:
     for name in (*_STAGES, "time/overlap_s"):
         if name in run.metric_names:
             seconds[name] = [number(record.get(name)) or 0.0 for record in run.records]
-    # What of the reward's time is waited for, or runs beside another batch's work, is drawn as that, and not twice.
+    # What of the reward's time is waited for, or runs beside another batch's work, is drawn as
+    # that, and not twice.
     for name in ("time/reward_wait_s", "time/overlap_s"):
         if "time/reward_s" in seconds and name in seconds:
             pairs = zip(seconds["time/reward_s"], seconds[name], strict=True)

@@ -23,8 +23,10 @@ _OUTCOMES = {error.value.replace("_", " "): error.value for error in PlanError} 
 class Samples(NamedTuple):
     """The samples shown, and counts of all."""
 
-    updates: list[dict[str, Any]]  # {"step", "samples": [{"id", "prompt", "completion", "score", "verdict", "more"}]}
-    outcomes: dict[int, dict[str, int]]  # of all samples: {step: {why a plan is not valid, or "valid": samples}}
+    # {"step", "samples": [{"id", "prompt", "completion", "score", "verdict", "more"}]}
+    updates: list[dict[str, Any]]
+    # Of all samples: {step: {why a plan is not valid, or "valid": samples}}
+    outcomes: dict[int, dict[str, int]]
     total: int
     total_updates: int
 
@@ -50,7 +52,8 @@ def read_samples(path: Path) -> Samples:
         verdict = record.get("verdict")
         if not isinstance(verdict, str):
             continue
-        # `plan.describe` begins a verdict with why the plan is not valid; verdicts of other rewards are not counted.
+        # `plan.describe` begins a verdict with why the plan is not valid; verdicts of other rewards
+        # are not counted.
         reason = verdict.split(":")[0].split(" at step")[0]
         if reason in _OUTCOMES:
             outcomes[step][_OUTCOMES[reason]] += 1
@@ -95,7 +98,8 @@ def _choose(ids: Mapping[int, Sequence[str]]) -> dict[int, set[int]]:
 def _read_chosen(path: Path, chosen: Mapping[int, set[int]]) -> list[dict[str, Any]]:
     """Return the chosen samples of each update, as many of them as fit; one fits always."""
     updates: dict[int, list[dict[str, Any]]] = {step: [] for step in chosen}
-    # Each update has an equal part of the page, so that long texts of early ones leave room for the last.
+    # Each update has an equal part of the page, so that long texts of early ones leave room for the
+    # last.
     budgets = dict.fromkeys(chosen, _MAX_TOTAL_CHARACTERS // max(1, len(chosen)))
     index: Counter[int] = Counter()
     for step, record in _steps(path):

@@ -65,7 +65,8 @@ class _Call:
 
     requests: int = 0
     retries: int = 0  # attempts beyond the first of each request
-    errors: list[RewardError] = field(default_factory=list)  # of requests given up, in the order of time
+    # Of requests given up, in the order of time
+    errors: list[RewardError] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -135,7 +136,9 @@ class RewardClient:
         require(retries >= 0, "retries", "an integer of at least 0", retries)
         require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
         require(workers >= 1, "workers", "an integer of at least 1", workers)
-        require(on_error in ("raise", "none", "failed"), "on_error", "raise, none or failed", on_error)
+        require(
+            on_error in ("raise", "none", "failed"), "on_error", "raise, none or failed", on_error
+        )
         # What messages call a reward function by.
         self.__name__ = "reward_server"
         self._url = _parsed(url)
@@ -198,7 +201,8 @@ class RewardClient:
             scores = self._score(requests, call)
             metrics |= scores.metrics
         finally:
-            # Also of a call that fails, so that a run which stops shows how often its server did not answer.
+            # Also of a call that fails, so that a run which stops shows how often its server did
+            # not answer.
             if log_metric is not None:
                 for name, value in (metrics | call.metrics()).items():
                     log_metric(name, value)
@@ -207,10 +211,13 @@ class RewardClient:
                 log_extra(name, values)
         return scores.values
 
-    def _requests(self, texts: list[str], arguments: dict[str, Any], columns: dict[str, Any]) -> list[_Request]:
+    def _requests(
+        self, texts: list[str], arguments: dict[str, Any], columns: dict[str, Any]
+    ) -> list[_Request]:
         if self._with_columns:
             check_lengths(arguments | columns, len(texts))
-        # All are encoded before the first is sent, so that a value that JSON cannot hold costs no request.
+        # All are encoded before the first is sent, so that a value that JSON cannot hold costs no
+        # request.
         requests = []
         for start in range(0, len(texts), self._batch_size):
             stop = min(start + self._batch_size, len(texts))
@@ -230,8 +237,8 @@ class RewardClient:
 
     async def _ask_all(self, requests: list[_Request], call: _Call) -> list[Scores]:
         turns = asyncio.Semaphore(self._workers)
-        # The transport below httpx's client: it follows no redirects, uses no proxies and logs no URLs. Its own
-        # retries are for connecting alone, and are not counted.
+        # The transport below httpx's client: it follows no redirects, uses no proxies and logs no
+        # URLs. Its own retries are for connecting alone, and are not counted.
         async with httpx2.AsyncHTTPTransport(verify=self._url.scheme == "https") as transport:
 
             async def ask(request: _Request) -> Scores:
@@ -240,7 +247,9 @@ class RewardClient:
 
             return await asyncio.gather(*map(ask, requests))
 
-    async def _ask(self, transport: httpx2.AsyncHTTPTransport, request: _Request, call: _Call) -> Scores:
+    async def _ask(
+        self, transport: httpx2.AsyncHTTPTransport, request: _Request, call: _Call
+    ) -> Scores:
         """Ask until there is an answer; the rows of a request that finally failed have no scores."""
         # The call raises, so nobody would read the scores.
         if call.errors and self._on_error == "raise":
@@ -259,14 +268,21 @@ class RewardClient:
         attempts = f" ({self._retries + 1} attempts)" if outcome.retry and self._retries else ""
         message = f"reward server {self.address}: {outcome.text}{attempts}"
         call.errors.append(RewardError(message, request.rows, outcome.timed_out))
-        failed = Failed("timeouts" if outcome.timed_out else "errors", message) if self._on_error == "failed" else None
+        failed = (
+            Failed("timeouts" if outcome.timed_out else "errors", message)
+            if self._on_error == "failed"
+            else None
+        )
         num_rows = len(request.rows)
         return Scores([failed] * num_rows, {}, {})
 
-    async def _attempt(self, transport: httpx2.AsyncHTTPTransport, request: _Request) -> Scores | _Problem:
+    async def _attempt(
+        self, transport: httpx2.AsyncHTTPTransport, request: _Request
+    ) -> Scores | _Problem:
         """Try once; failures are returned as values, so that no exception carries the request and its headers along."""
         try:
-            # httpx limits each read: a server that sends a byte now and then would never be too late.
+            # httpx limits each read: a server that sends a byte now and then would never be too
+            # late.
             async with asyncio.timeout(self._timeout_s):
                 response, body = await self._post(transport, request.body)
         except TimeoutError:
@@ -276,19 +292,25 @@ class RewardClient:
             # UnicodeError: a host that no name service can take.
             reason = f" {self._quoted(str(error))}" if str(error) else ""
             fix = "is `python -m jaxppo.reward_server` running there?"
-            return _Problem(f"expected an answer, got {type(error).__name__}{reason}; {fix}", retry=True)
+            return _Problem(
+                f"expected an answer, got {type(error).__name__}{reason}; {fix}", retry=True
+            )
         status = response.status_code
         if status != 200:
             text = f"expected status 200, got {status} {self._error_in(body)}"
             return _Problem(text, status in RETRY_STATUSES, _retry_after_s(response.headers))
         if body is None:
-            return _Problem(f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got a longer one")
+            return _Problem(
+                f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, got a longer one"
+            )
         try:
             return read_answer(body, len(request.rows), self._quoted)
         except DataError as error:
             return _Problem(str(error))
 
-    async def _post(self, transport: httpx2.AsyncHTTPTransport, body: bytes) -> tuple[httpx2.Response, bytes | None]:
+    async def _post(
+        self, transport: httpx2.AsyncHTTPTransport, body: bytes
+    ) -> tuple[httpx2.Response, bytes | None]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._authorization is not None:
             headers["Authorization"] = self._authorization

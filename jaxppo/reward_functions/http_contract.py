@@ -36,7 +36,9 @@ def checked_token(token: str | None, name: str) -> str | None:
     """Return the token if it may stand in a header, else raise a `ConfigError` that calls it `name`."""
     # The characters of a bearer token in RFC 6750.
     if token is not None and re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII) is None:
-        raise ConfigError(f"{name}: expected a token of letters, digits and -._~+/=, got other characters or nothing")
+        raise ConfigError(
+            f"{name}: expected a token of letters, digits and -._~+/=, got other characters or nothing"
+        )
     return token
 
 
@@ -50,7 +52,9 @@ def messages(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
         DataError: there are not as many prompts as completions.
     """
     if len(prompts) != len(completions):
-        raise DataError(f"reward server: expected a prompt per completion, got {len(prompts)} and {len(completions)}")
+        raise DataError(
+            f"reward server: expected a prompt per completion, got {len(prompts)} and {len(completions)}"
+        )
     return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 
@@ -60,7 +64,9 @@ def check_lengths(columns: Mapping[str, Any], count: int) -> None:
         is_list = hasattr(values, "__len__") and not isinstance(values, str | bytes | Mapping)
         length = len(values) if is_list else type(values).__name__
         if length != count:
-            raise DataError(f"column {_printable(name)}: expected a list of {count} values, got {length}")
+            raise DataError(
+                f"column {_printable(name)}: expected a list of {count} values, got {length}"
+            )
 
 
 def encode_request(model: str, texts: Sequence[str], extension: Mapping[str, Any]) -> bytes:
@@ -84,7 +90,9 @@ def encode_request(model: str, texts: Sequence[str], extension: Mapping[str, Any
             try:
                 dumps(values)
             except (TypeError, ValueError, RecursionError) as error:
-                raise DataError(f"column {name}: expected values that JSON can hold, got: {error}") from None
+                raise DataError(
+                    f"column {name}: expected values that JSON can hold, got: {error}"
+                ) from None
         raise
 
 
@@ -120,7 +128,9 @@ def read_request(body: bytes | bytearray) -> Completions:
     if isinstance(content, dict | list) and _deeper_than(content, MAX_DEPTH):
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     if not isinstance(content, dict):
-        raise DataError(f"expected a JSON object with a list of texts as messages, got {kind(content)}")
+        raise DataError(
+            f"expected a JSON object with a list of texts as messages, got {kind(content)}"
+        )
     texts = _texts(content, "messages")
     if "prompts" in content and "completions" in content:
         prompts = _texts(content, "prompts")
@@ -138,7 +148,10 @@ def read_request(body: bytes | bytearray) -> Completions:
     # They would take the place of what a reward function is given.
     if reserved := columns.keys() & set(RESERVED_NAMES):
         raise DataError(f"columns: expected names of data columns, got {min(reserved)}")
-    check_lengths({"prompts": prompts, "completions": completions, "completion_ids": completion_ids}, len(texts))
+    check_lengths(
+        {"prompts": prompts, "completions": completions, "completion_ids": completion_ids},
+        len(texts),
+    )
     check_lengths(columns, len(texts))
     return Completions(prompts, completions, completion_ids, columns)
 
@@ -153,7 +166,9 @@ def _deeper_than(content: dict[str, Any] | list[Any], levels: int) -> bool:
         return True
     values = content.values() if isinstance(content, dict) else content
     # Most values of a batch are token ids: no call for each of them.
-    return any(_deeper_than(value, levels - 1) for value in values if isinstance(value, (dict, list)))
+    return any(
+        _deeper_than(value, levels - 1) for value in values if isinstance(value, (dict, list))
+    )
 
 
 def _texts(content: Mapping[str, Any], name: str) -> list[str]:
@@ -186,13 +201,17 @@ def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) ->
         raise DataError(f"expected JSON, got {quote(body.decode('utf-8', 'replace'))}") from None
     scores = content.get("scores") if isinstance(content, dict) else None
     if not isinstance(scores, list):
-        raise DataError(f'expected {{"scores": [...]}}, got {quote(body.decode("utf-8", "replace"))}')
+        raise DataError(
+            f'expected {{"scores": [...]}}, got {quote(body.decode("utf-8", "replace"))}'
+        )
     if len(scores) != count:
         raise DataError(f"expected {count} scores, got {len(scores)}")
     # Python reads NaN, and numbers that are larger than any float.
     for index, score in enumerate(scores):
         if score is not None and not is_finite(score):
-            raise DataError(f"expected a finite number or null as score {index}, got {quote(kind(score))}")
+            raise DataError(
+                f"expected a finite number or null as score {index}, got {quote(kind(score))}"
+            )
     values: list[Score] = [None if score is None else float(score) for score in scores]
     metrics = _metrics(content.get("metrics"))
     extras = _extras(content.get("extras"), count)
@@ -227,7 +246,9 @@ def _metrics(content: Any) -> dict[str, float]:
     if content is None:
         return {}
     # What came instead is not shown: a server may repeat a secret of its request.
-    if not isinstance(content, dict) or not all(value is None or is_finite(value) for value in content.values()):
+    if not isinstance(content, dict) or not all(
+        value is None or is_finite(value) for value in content.values()
+    ):
         raise DataError("metrics: expected an object of numbers or null, got something else")
     return {name: math.nan if value is None else float(value) for name, value in content.items()}
 

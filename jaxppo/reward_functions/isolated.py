@@ -65,15 +65,21 @@ def import_function(path: str) -> Callable[..., Any]:
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
         if "/" in module or module.endswith(".py"):
             fix = f"a module, not a path: {module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
-        raise ConfigError(f"reward_funcs: expected a function at {path}, got {describe_error(error)}; {fix}") from error
+        raise ConfigError(
+            f"reward_funcs: expected a function at {path}, got {describe_error(error)}; {fix}"
+        ) from error
     if not callable(function):
-        raise ConfigError(f"reward_funcs: expected a function at {path}, got {type(function).__name__}")
+        raise ConfigError(
+            f"reward_funcs: expected a function at {path}, got {type(function).__name__}"
+        )
     return function
 
 
 def is_async(function: RewardFunction) -> bool:
     """Return whether calling a function gives something to await."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
 
 
 class Concurrent:
@@ -103,7 +109,9 @@ class Concurrent:
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
-                values = await self._function(**build_arguments(self._function, row, reports.arguments))
+                values = await self._function(
+                    **build_arguments(self._function, row, reports.arguments)
+                )
             return reports.with_scores(values)
         except Exception as error:
             if limit.expired():
@@ -199,12 +207,16 @@ class _Worker:
         self.is_alive = True
         self.deadline = 0.0
         try:
-            greeting = self.connection.recv() if self.connection.poll(START_TIMEOUT_S) else "no answer"
+            greeting = (
+                self.connection.recv() if self.connection.poll(START_TIMEOUT_S) else "no answer"
+            )
         except (EOFError, OSError):
             greeting = "one that ended"
         if greeting != "ready":
             self.kill()
-            raise ConfigError(f"reward_funcs: expected a process that imports {path}, got {greeting}")
+            raise ConfigError(
+                f"reward_funcs: expected a process that imports {path}, got {greeting}"
+            )
 
     def send(self, row: Completions, timeout_s: float) -> None:
         self.deadline = time.monotonic() + timeout_s
@@ -233,7 +245,11 @@ def _wait_for_any(busy: list[_Worker]) -> list[_Worker]:
     """Wait for the first process that has answered, ended or run out of time; return all such processes."""
     timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
     answered = wait([worker.connection for worker in busy], timeout=max(0.0, timeout_s))
-    return [worker for worker in busy if worker.connection in answered or worker.deadline <= time.monotonic()]
+    return [
+        worker
+        for worker in busy
+        if worker.connection in answered or worker.deadline <= time.monotonic()
+    ]
 
 
 def _serve(path: str, handle: str) -> None:

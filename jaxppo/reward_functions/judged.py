@@ -22,7 +22,12 @@ class Judge:
     """
 
     def __init__(
-        self, tokenizer: Any, end_ids: Sequence[int], parallel: DataParallel, rewards: Rewards, num_generations: int
+        self,
+        tokenizer: Any,
+        end_ids: Sequence[int],
+        parallel: DataParallel,
+        rewards: Rewards,
+        num_generations: int,
     ):
         self._tokenizer = tokenizer
         self._end_ids = end_ids
@@ -58,13 +63,21 @@ class Judge:
         rows = zip(columns["id"], prompts, batch.completions, batch.scores, strict=True)
         samples = []
         for row, (name, prompt, completion, score) in enumerate(rows):
-            sample = {"step": step, "id": name, "prompt": prompt, "completion": completion, "score": score}
+            sample = {
+                "step": step,
+                "id": name,
+                "prompt": prompt,
+                "completion": completion,
+                "score": score,
+            }
             sample |= {column: values[row] for column, values in batch.reward_columns.items()}
             samples.append(sample)
         return samples
 
 
-def failed_samples(samples: Iterable[dict[str, Any]], reward_funcs: Iterable[str]) -> list[dict[str, Any]]:
+def failed_samples(
+    samples: Iterable[dict[str, Any]], reward_funcs: Iterable[str]
+) -> list[dict[str, Any]]:
     """Return the rows of samples.jsonl for which one of these functions failed or took too long."""
     columns = [f"{name.rpartition(':')[2]}_failed" for name in reward_funcs]
     return [sample for sample in samples if any(sample.get(column) for column in columns)]

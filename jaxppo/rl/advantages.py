@@ -26,7 +26,9 @@ def initial_moments() -> ScoreMoments:
     return ScoreMoments(seen=jnp.float32(0), mean=jnp.float32(0), m2=jnp.float32(0))
 
 
-def add_scores(moments: ScoreMoments, scores: Array, counted: Array, axis_name: Axes = None) -> ScoreMoments:
+def add_scores(
+    moments: ScoreMoments, scores: Array, counted: Array, axis_name: Axes = None
+) -> ScoreMoments:
     """Update running moments with a batch of scores of all devices.
 
     With delta = mean_batch - mean: mean += delta n_batch / n;  m2 += m2_batch + delta^2 n_old n_batch / n. Where the
@@ -123,7 +125,9 @@ def token_rewards(
     return penalty + jnp.where(is_last, scores.astype(jnp.float32)[:, None], 0.0)
 
 
-def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | float) -> tuple[Array, Array]:
+def gae(
+    rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | float
+) -> tuple[Array, Array]:
     """Compute generalized advantage estimates over completion tokens.
 
     For t = n - 1 .. 0 of a completion with n states in the mask, with V[n] = A[n] = 0:
@@ -144,7 +148,8 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | f
     """
     rewards = jnp.where(mask, rewards, 0.0)
     values = jnp.where(mask, values, 0.0)
-    # The state after the last token is worth 0: a completion that was cut is treated as one that has ended, as in TRL.
+    # The state after the last token is worth 0: a completion that was cut is treated as one that
+    # has ended, as in TRL.
     next_values = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
     deltas = rewards + gamma * next_values - values
 
@@ -152,7 +157,8 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lam: Array | f
         advantage = delta + gamma * lam * advantage
         return advantage, advantage
 
-    # From the last token to the first, all rows at once: the scan goes over columns, so rows are its second axis.
+    # From the last token to the first, all rows at once: the scan goes over columns, so rows are
+    # its second axis.
     _, advantages = jax.lax.scan(backwards, jnp.zeros_like(deltas[:, 0]), deltas.T, reverse=True)
     return advantages.T, jnp.where(mask, advantages.T + values, 0.0)
 
@@ -215,7 +221,9 @@ def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array
     return jnp.where(group_mask & (num_siblings > 0), group_rewards - baseline, 0.0).reshape(-1)
 
 
-def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: float = 1e-4) -> Array:
+def normalize(
+    advantages: Array, counted: Array, axis_name: Axes = None, eps: float = 1e-4
+) -> Array:
     """Compute (A - mean) / (std + eps) over the counted completions of all devices, the deviation unbiased; others 0.
 
     Source: TRL `RLOOTrainer`, `normalize_advantages`.
@@ -226,7 +234,12 @@ def normalize(advantages: Array, counted: Array, axis_name: Axes = None, eps: fl
 
 
 def group_relative(
-    scores: Array, counted: Array, num_generations: int, scale: str, axis_name: Axes = None, eps: float = 1e-4
+    scores: Array,
+    counted: Array,
+    num_generations: int,
+    scale: str,
+    axis_name: Axes = None,
+    eps: float = 1e-4,
 ) -> Array:
     """Subtract from each score the mean of its group, and divide by a standard deviation.
 
@@ -246,17 +259,21 @@ def group_relative(
     """
     group_scores = scores.reshape(-1, num_generations)
     group_mask = counted.reshape(-1, num_generations)
-    # A completion without a score is left out of its group, so that the mean is over what remains; a group without any
-    # must not divide by 0.
+    # A completion without a score is left out of its group, so that the mean is over what remains;
+    # a group without any must not divide by 0.
     group_size = jnp.sum(group_mask, axis=1, keepdims=True, dtype=jnp.float32)
-    group_mean = jnp.sum(group_scores, axis=1, keepdims=True, where=group_mask) / jnp.maximum(group_size, 1)
+    group_mean = jnp.sum(group_scores, axis=1, keepdims=True, where=group_mask) / jnp.maximum(
+        group_size, 1
+    )
     centred = jnp.where(group_mask, group_scores - group_mean, 0.0)
     if scale == "none":
         return centred.reshape(-1)
     if scale == "batch":
         deviation = jnp.sqrt(masked_var(scores, counted, axis_name))
     else:
-        deviation = jnp.sqrt(jnp.sum(centred**2, axis=1, keepdims=True) / jnp.maximum(group_size - 1, 1))
+        deviation = jnp.sqrt(
+            jnp.sum(centred**2, axis=1, keepdims=True) / jnp.maximum(group_size - 1, 1)
+        )
     return (centred / (deviation + eps)).reshape(-1)
 
 

@@ -16,7 +16,16 @@ from jaxppo.data import PromptData, Shuffled, StreamedPrompts, SuccessCurriculum
 from jaxppo.parallel import processes
 from jaxppo.rl.learner import Learner
 from jaxppo.run import activity, preemption
-from jaxppo.types import PREFETCHED, Batch, Curriculum, HostState, Params, Rollout, Sequences, TrainState
+from jaxppo.types import (
+    PREFETCHED,
+    Batch,
+    Curriculum,
+    HostState,
+    Params,
+    Rollout,
+    Sequences,
+    TrainState,
+)
 
 Sample = Callable[[], Batch]
 
@@ -61,7 +70,9 @@ class BatchSource(Protocol):
         """Return the batch of update `step`."""
         ...
 
-    def prefetching(self, state: TrainState, host: HostState, step: int) -> AbstractContextManager[Prefetch]:
+    def prefetching(
+        self, state: TrainState, host: HostState, step: int
+    ) -> AbstractContextManager[Prefetch]:
         """Return a context for the rewards of update `step`: the `Prefetch` of the batch that is sampled meanwhile."""
         ...
 
@@ -140,8 +151,9 @@ class OneStepAhead:
         self._curriculum = curriculum
         self._num_updates = num_updates
         self._beside_rewards = beside_rewards
-        # Batch k + 1 is sampled by the policy before update k: one step off-policy, whichever of the two ends first.
-        # One thread for the whole run: to start one while the devices of a CPU are busy takes 10 ms.
+        # Batch k + 1 is sampled by the policy before update k: one step off-policy, whichever of
+        # the two ends first. One thread for the whole run: to start one while the devices of a CPU
+        # are busy takes 10 ms.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling")
 
     def next_batch(self, state: TrainState, host: HostState, step: int) -> Batch:
@@ -152,7 +164,9 @@ class OneStepAhead:
         computed: Future[float] = Future()
         computed.set_result(started_s)
         batch = self._on_policy.prompts.batch(step, host.curriculum)
-        batch = replace(batch, **host.prefetched, began_s=started_s, sampled_s=started_s, outputs_s=computed)
+        batch = replace(
+            batch, **host.prefetched, began_s=started_s, sampled_s=started_s, outputs_s=computed
+        )
         self._on_policy.fetch(batch)
         return batch
 
@@ -201,5 +215,7 @@ def stage_times(batch: Batch, next_batch: Batch | None, done_s: float) -> dict[s
         "time/update_s": done_s - max(batch.judged_s, sampled[-1].sampled_s),
     }
     if next_batch is not None:
-        times["time/overlap_s"] = max(0.0, min(batch.judged_s, next_batch.sampled_s) - next_batch.began_s)
+        times["time/overlap_s"] = max(
+            0.0, min(batch.judged_s, next_batch.sampled_s) - next_batch.began_s
+        )
     return times

@@ -60,7 +60,9 @@ def print_plan(
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
     )
     if memory.decodes_split(learner.model, start.policy, parallel.sizes):
-        console.print("sampling: weights stay split over fsdp, and tokens travel to them, as whole they take too much")
+        console.print(
+            "sampling: weights stay split over fsdp, and tokens travel to them, as whole they take too much"
+        )
     budget = budget_of(learner, start, prompt_length, evaluated)
     # Of a target its compiler says more.
     print_memory(console, budget, parallel.local_devices if config.run.target is None else ())
@@ -132,7 +134,9 @@ def budget_of(
 
 def _persistent_arrays(learner: Learner, start: Start, state: TrainState) -> Any:
     """Return what is on a device throughout a run: trees of shapes, by name."""
-    return learner.parallel.shards(learner.models.persistent_arrays(state, start.policy, start.value))
+    return learner.parallel.shards(
+        learner.models.persistent_arrays(state, start.policy, start.value)
+    )
 
 
 def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
@@ -148,7 +152,10 @@ def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
     length = prompt_length + config.sampling.response_length
     state = jax.eval_shape(learner.init_state, *start)
     reference = jax.eval_shape(learner.reference, state, start.policy)
-    prompts = [jax.ShapeDtypeStruct((config.num_prompts, prompt_length), dtype) for dtype in (jnp.int32, bool)]
+    prompts = [
+        jax.ShapeDtypeStruct((config.num_prompts, prompt_length), dtype)
+        for dtype in (jnp.int32, bool)
+    ]
     stages = programs.of_update(learner, state, reference, PromptBatch(*prompts))  # type: ignore[arg-type]
     return aot.Plan(
         learner.parallel,

@@ -98,7 +98,8 @@ class Learner:
             row_axes=(None, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
-        # The memory of the state is donated: new parameters and moments are written over the old ones.
+        # The memory of the state is donated: new parameters and moments are written over the old
+        # ones.
         self.update_program = parallel.map(
             partial(
                 self._update_on_device,
@@ -119,7 +120,11 @@ class Learner:
 
     def _compile_sampling(self) -> Any:
         sampling = self.config.sampling
-        can_end = bool(self.stop_ids) or self._stop_table is not None or sampling.output_min_length is not None
+        can_end = (
+            bool(self.stop_ids)
+            or self._stop_table is not None
+            or sampling.output_min_length is not None
+        )
         return self.parallel.map(
             partial(
                 rollout.generate,
@@ -207,7 +212,9 @@ class Learner:
         policy = jax.eval_shape(lambda: models.init_params(self.model, jax.random.key(0)))
         value = None
         if self.config.value_model_path is not None:
-            value = jax.eval_shape(lambda: models.init_params(self.value_model, jax.random.key(0), "score"))
+            value = jax.eval_shape(
+                lambda: models.init_params(self.value_model, jax.random.key(0), "score")
+            )
         state = jax.eval_shape(self.init_state, policy, value)
         persistent = self.parallel.shards(self.models.persistent_arrays(state, policy, value))
         weights = jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state)
@@ -225,13 +232,17 @@ class Learner:
         shards = self.parallel.row_shards
         tensor = self.parallel.sizes[TENSOR]
         budget = self.activation_budget
-        parts = memory.micro_batches(self.config, self.trained_models, length, shards, budget, tensor)
+        parts = memory.micro_batches(
+            self.config, self.trained_models, length, shards, budget, tensor
+        )
         rows = self.config.mini_batch_size // shards
         return memory.equal_parts(rows, self._learning.rows(rows // parts))
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
-        fitting = memory.scored_rows(self.config, self.trained_models, length, self.activation_budget)
+        fitting = memory.scored_rows(
+            self.config, self.trained_models, length, self.activation_budget
+        )
         if self._scoring.divisor == 1:
             return fitting
         rows = self.config.batch_size // self.parallel.row_shards
@@ -270,7 +281,9 @@ class Learner:
 
     # --- models
 
-    def init_state(self, policy: Params, value: Params | None = None, adapter: Params | None = None) -> TrainState:
+    def init_state(
+        self, policy: Params, value: Params | None = None, adapter: Params | None = None
+    ) -> TrainState:
         """Make the state before the first update, on all devices: see `TrainedModels.init_state`."""
         return self.models.init_state(self._optimizer, policy, value, adapter)
 
@@ -297,12 +310,15 @@ class Learner:
         sampling = self.config.sampling
         num_rows = prompts.prompt_ids.shape[0] * self.config.rl.group_size
         key = ops.purpose_key(seed, ops.Purpose.ROLLOUT, step)
-        # Drawn for the whole batch, so that a row has the same numbers on any device and in any part.
+        # Drawn for the whole batch, so that a row has the same numbers on any device and in any
+        # part.
         uniforms = self._uniforms(key, num_rows, sampling.response_length)
         lengths = jnp.full((num_rows,), sampling.response_length, jnp.int32)
         if sampling.output_min_length is not None:
             key = ops.purpose_key(seed, ops.Purpose.LENGTHS, step)
-            lengths = jax.random.randint(key, (num_rows,), sampling.output_min_length, sampling.response_length + 1)
+            lengths = jax.random.randint(
+                key, (num_rows,), sampling.output_min_length, sampling.response_length + 1
+            )
         policy = self.models_of(state)["policy"]
         inputs = (prompts, uniforms, lengths)
         prompt_length = prompts.prompt_ids.shape[1]
@@ -320,7 +336,9 @@ class Learner:
                 rollouts.append(self.parallel.to_host(sampled))
             return self.parallel.put(jax.tree.map(lambda *x: np.concatenate(x), *rollouts), 0)
 
-        return self._sampling.repeated(sample, lambda: self.config.num_prompts // self.sampling_parts(prompt_length))
+        return self._sampling.repeated(
+            sample, lambda: self.config.num_prompts // self.sampling_parts(prompt_length)
+        )
 
     def rollout_of(self, completions: Sequence[Sequence[int]]) -> Rollout:
         """Make a rollout of completions from elsewhere; `score` will compute their log-probabilities.
@@ -337,18 +355,25 @@ class Learner:
         ended = np.zeros(len(completions), bool)
         for row, tokens in enumerate(completions):
             if not 1 <= len(tokens) <= length:
-                raise DataError(f"completion {row}: expected 1 to response_length={length} tokens, got {len(tokens)}")
+                raise DataError(
+                    f"completion {row}: expected 1 to response_length={length} tokens, got {len(tokens)}"
+                )
             for stop_id in self.stop_ids:
                 if stop_id in tokens[:-1]:
-                    raise DataError(f"completion {row}: expected its stop token {stop_id} last, got more after it")
+                    raise DataError(
+                        f"completion {row}: expected its stop token {stop_id} last, got more after it"
+                    )
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = True
-            ended[row] = tokens[-1] in self.stop_ids or data.has_stop_string(self._stop_table, tokens)
+            ended[row] = tokens[-1] in self.stop_ids or data.has_stop_string(
+                self._stop_table, tokens
+            )
         return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
         """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
-        # The host waits for the sampler here: the length of the longest row is a shape of the programs that follow.
+        # The host waits for the sampler here: the length of the longest row is a shape of the
+        # programs that follow.
         completion_lengths = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
         num_rows = len(completion_lengths)
         num_prompts = len(prompts.prompt_ids)
@@ -358,12 +383,17 @@ class Learner:
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
         length = longest
         if not self._has_one_length(longest):
-            length = min(data.bucket(int((prompt_lengths + completion_lengths).max()), data.SEQUENCE_BUCKET), longest)
+            length = min(
+                data.bucket(int((prompt_lengths + completion_lengths).max()), data.SEQUENCE_BUCKET),
+                longest,
+            )
         return self.pack_program(self.parallel.put(prompts, 0), rollout, length=length)
 
     def _check_rows(self, name: str, rows: int) -> None:
         if rows != self.config.batch_size:
-            raise DataError(f"{name}: expected those of {self.config.batch_size} rows (batch_size), got {rows}")
+            raise DataError(
+                f"{name}: expected those of {self.config.batch_size} rows (batch_size), got {rows}"
+            )
 
     def score(
         self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout
@@ -393,7 +423,9 @@ class Learner:
         self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout
     ) -> ModelOutputs:
         rl = self.config.rl
-        values = self.values_program(self.models_of(state), sequences) if self.has_value_model else None
+        values = (
+            self.values_program(self.models_of(state), sequences) if self.has_value_model else None
+        )
         policy = self.scored_policy(state, reference)
         logprobs = rollout.logprobs
         entropy = None
@@ -408,8 +440,12 @@ class Learner:
         if reference is not None:
             ref_logprobs, _ = self.logprobs_program(reference, sequences)
             if rl.has_full_kl:
-                full_kl = self.full_kl_program({"policy": policy, "reference": reference}, sequences)
-        return ModelOutputs(logprobs, ref_logprobs, values, full_kl, entropy if needs_entropy else None)
+                full_kl = self.full_kl_program(
+                    {"policy": policy, "reference": reference}, sequences
+                )
+        return ModelOutputs(
+            logprobs, ref_logprobs, values, full_kl, entropy if needs_entropy else None
+        )
 
     def scored_policy(self, state: TrainState, reference: Params | None) -> Params:
         """Return the policy in the dtype of a reference without adapters, so that one program is compiled for both."""
@@ -432,9 +468,12 @@ class Learner:
         A score of None or NaN says that a completion has none; it is left out of what is learned.
         """
         values = np.asarray(scores, np.float32)  # None becomes NaN
-        # An infinite score would make every advantage of its group NaN, and be found only in the gradient.
+        # An infinite score would make every advantage of its group NaN, and be found only in the
+        # gradient.
         if values.shape != (self.config.batch_size,):
-            raise DataError(f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}")
+            raise DataError(
+                f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}"
+            )
         if np.isinf(values).any():
             raise DataError(
                 "scores: expected finite numbers, and NaN for a completion without one, got an infinite one"
@@ -446,7 +485,8 @@ class Learner:
 
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
         """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
-        # By the number of the update: a resumed run draws the mini-batches that the interrupted one would have drawn.
+        # By the number of the update: a resumed run draws the mini-batches that the interrupted one
+        # would have drawn.
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None)  # frozen weights are no part of what is donated
         compiled_for = self._learning.divisor
@@ -455,7 +495,8 @@ class Learner:
             nonlocal compiled_for
             if self._learning.divisor != compiled_for:
                 compiled_for = self._learning.divisor
-                # A new function: jax.jit would take the trace of the old one, which has the old number of parts.
+                # A new function: jax.jit would take the trace of the old one, which has the old
+                # number of parts.
                 self.mini_batches_program = jax.jit(lambda *args: self._cut_mini_batches(*args))
             return self.update_program(trained, state.frozen, self.mini_batches_program(batch, key))
 
@@ -463,26 +504,34 @@ class Learner:
             parts = self.micro_batches(batch.sequences.input_ids.shape[1])
             return self.config.mini_batch_size // self.parallel.row_shards // parts
 
-        new_state, stats = self._learning.repeated(learn, rows_at_once, lambda: can_be_saved(trained))
+        new_state, stats = self._learning.repeated(
+            learn, rows_at_once, lambda: can_be_saved(trained)
+        )
         return new_state._replace(frozen=state.frozen), stats
 
     def _cut_mini_batches(self, batch: Trajectories, key: Array) -> tuple[Trajectories, Weights]:
         """Cut [B, ...] into [S, M, rows of a micro-batch, ...], the same rows on any device count, with weights."""
         rl = self.config.rl
-        rows = update.mini_batch_rows(key, self.config.batch_size, rl.num_ppo_epochs, rl.num_mini_batches)
+        rows = update.mini_batch_rows(
+            key, self.config.batch_size, rl.num_ppo_epochs, rl.num_mini_batches
+        )
         length = batch.sequences.input_ids.shape[1]
         parts = self.micro_batches(length)
         if parts > 1 and len(padding.cut_lengths(length, self._length_gaps)) > 1:
-            # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay the same.
+            # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay
+            # the same.
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         # All epochs at once, as copies of the rows: [S, b, ...].
         mini_batches: Any = jax.tree.map(lambda x: x[rows], batch)
-        # Weights know the whole mini-batch, so that sums over micro-batches and devices are its means.
+        # Weights know the whole mini-batch, so that sums over micro-batches and devices are its
+        # means.
         weights = losses.loss_weights(
             mini_batches, rl.ratio_level, rl.mean_of_losses, self.config.sampling.response_length
         )
-        return jax.tree.map(lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), (mini_batches, weights))
+        return jax.tree.map(
+            lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), (mini_batches, weights)
+        )
 
 
 PPO = Learner

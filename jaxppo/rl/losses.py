@@ -57,7 +57,9 @@ def kl_estimate(logprobs: Array, ref_logprobs: Array, estimator: str) -> Array:
     raise ValueError(f"estimator: expected k1, k2, k3, abs or mse, got {estimator!r}")
 
 
-def adapted_kl_coef(kl_coef: Array, kl: Array, target: float, horizon: float, num_rows: int) -> Array:
+def adapted_kl_coef(
+    kl_coef: Array, kl: Array, target: float, horizon: float, num_rows: int
+) -> Array:
     """Compute the next KL coefficient: kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_rows / horizon).
 
     Args:
@@ -125,7 +127,8 @@ def policy_loss(
         stats_weights = weights
     if cliprange_high is None:
         cliprange_high = cliprange
-    # Entries that do not count get a ratio of 1: exp of what they hold could be infinite, and its gradient NaN.
+    # Entries that do not count get a ratio of 1: exp of what they hold could be infinite, and its
+    # gradient NaN.
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
     unclipped = -advantages * (ratio if delta is None else jnp.minimum(ratio, delta))
     clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + cliprange_high)
@@ -137,7 +140,12 @@ def policy_loss(
 
 
 def capped_policy_loss(
-    log_ratio: Array, logprobs: Array, advantages: Array, weights: Array, max_ratio: float, stats_weights: Array
+    log_ratio: Array,
+    logprobs: Array,
+    advantages: Array,
+    weights: Array,
+    max_ratio: float,
+    stats_weights: Array,
 ) -> PolicyLoss:
     """Compute CISPO's surrogate: weighted sum of -A min(rho, m) log pi, without a gradient through min(rho, m).
 
@@ -152,7 +160,8 @@ def capped_policy_loss(
     Source: MiniMax 2025 (M1), eq. 4; TRL `loss_type="cispo"`.
     """
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
-    # The gradient goes through log pi alone, also above the cap, so that no token is left out as by a clip.
+    # The gradient goes through log pi alone, also above the cap, so that no token is left out as by
+    # a clip.
     capped = jax.lax.stop_gradient(jnp.minimum(ratio, max_ratio))
     is_capped = (ratio > max_ratio) & (advantages > 0)
     return PolicyLoss(
@@ -162,7 +171,9 @@ def capped_policy_loss(
     )
 
 
-def loss_weights(trajectories: Trajectories, level: str, loss_type: str, response_length: int) -> Weights:
+def loss_weights(
+    trajectories: Trajectories, level: str, loss_type: str, response_length: int
+) -> Weights:
     """Compute the shares of entries in the means of mini-batches [S, b, ...].
 
     With N tokens and b completions in a mini-batch, n in a completion, and N' tokens in a mini-batch on average, that
@@ -192,21 +203,27 @@ def loss_weights(trajectories: Trajectories, level: str, loss_type: str, respons
     elif loss_type == "bnpo":
         policy = tokens
     elif loss_type == "dr_grpo":
-        # A constant divisor: the length of a completion has no influence on the weight of its tokens.
+        # A constant divisor: the length of a completion has no influence on the weight of its
+        # tokens.
         policy = mask / jnp.float32(num_rows * response_length)
     else:
-        # By the tokens of all mini-batches of the update together, so that one with few tokens does not weigh more.
+        # By the tokens of all mini-batches of the update together, so that one with few tokens does
+        # not weigh more.
         policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
     if level == "token":
         ratios = tokens
     else:
         # The mean over completions of their one ratio; a completion without a token has none.
-        num_completions = jnp.sum(jnp.any(mask, axis=-1), axis=-1, dtype=jnp.float32)[..., None, None]
+        num_completions = jnp.sum(jnp.any(mask, axis=-1), axis=-1, dtype=jnp.float32)[
+            ..., None, None
+        ]
         ratios = ops.mean_weights(mask, -1) / jnp.maximum(num_completions, 1.0)
     return Weights(tokens, policy, ratios, values, positive)
 
 
-def value_loss(values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float) -> ValueLoss:
+def value_loss(
+    values: Array, old_values: Array, returns: Array, weights: Array, cliprange_value: float
+) -> ValueLoss:
     """Compute 0.5 times the weighted sum of max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2).
 
     Args:
@@ -218,7 +235,8 @@ def value_loss(values: Array, old_values: Array, returns: Array, weights: Array,
 
     Source: OpenAI baselines `ppo2`; TRL `PPOTrainer`.
     """
-    # The larger of both errors, as in the policy's loss: to move away from the old value never pays beyond the range.
+    # The larger of both errors, as in the policy's loss: to move away from the old value never pays
+    # beyond the range.
     clipped_values = jnp.clip(values, old_values - cliprange_value, old_values + cliprange_value)
     unclipped = (values - returns) ** 2
     clipped = (clipped_values - returns) ** 2

@@ -55,7 +55,9 @@ def highest_usual_rate(parameters: int, *, supervised: bool, use_peft: bool) -> 
     return min(ADAPTER_FACTOR * rate, HIGHEST_ADAPTER_RATE) if use_peft else rate
 
 
-def high_rates(config: OptimizerConfig, parameters: int, *, supervised: bool, use_peft: bool = False) -> str | None:
+def high_rates(
+    config: OptimizerConfig, parameters: int, *, supervised: bool, use_peft: bool = False
+) -> str | None:
     """Return a warning where a pretrained model would learn at an unusually high rate, or None.
 
     Args:
@@ -65,8 +67,13 @@ def high_rates(config: OptimizerConfig, parameters: int, *, supervised: bool, us
         use_peft: see `highest_usual_rate`.
     """
     highest = highest_usual_rate(parameters, supervised=supervised, use_peft=use_peft)
-    rates = {"learning_rate": config.learning_rate, "value_learning_rate": config.value_learning_rate}
-    high = [f"{name} {rate:g}" for name, rate in rates.items() if rate is not None and rate > highest]
+    rates = {
+        "learning_rate": config.learning_rate,
+        "value_learning_rate": config.value_learning_rate,
+    }
+    high = [
+        f"{name} {rate:g}" for name, rate in rates.items() if rate is not None and rate > highest
+    ]
     if parameters < PRETRAINED_SIZE or not high:
         return None
     verb = "are" if len(high) > 1 else "is"
@@ -95,7 +102,12 @@ def long_warmup(config: OptimizerConfig, num_updates: int) -> str | None:
 
 
 def warnings(
-    config: OptimizerConfig, num_updates: int, parameters: int | None, *, supervised: bool, use_peft: bool = False
+    config: OptimizerConfig,
+    num_updates: int,
+    parameters: int | None,
+    *,
+    supervised: bool,
+    use_peft: bool = False,
 ) -> list[str]:
     """Return what is unusual about the learning rates of a run.
 
@@ -142,13 +154,17 @@ def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRa
     """
     peak = config.learning_rate
     value_peak = peak if config.value_learning_rate is None else config.value_learning_rate
-    return LearningRates(make_schedule(config, num_updates, peak), make_schedule(config, num_updates, value_peak))
+    return LearningRates(
+        make_schedule(config, num_updates, peak), make_schedule(config, num_updates, value_peak)
+    )
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """Clip by the global norm, then take AdamW's direction; the learning rate is applied by `apply_gradients`."""
     clip = optax.identity() if config.max_grad_norm is None else clip_by_norm(config.max_grad_norm)
-    return optax.chain(clip, scale_by_adam(config), optax.add_decayed_weights(config.weight_decay, mask=_is_matrix))
+    return optax.chain(
+        clip, scale_by_adam(config), optax.add_decayed_weights(config.weight_decay, mask=_is_matrix)
+    )
 
 
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -170,8 +186,8 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
             nu=optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2),
         )
         new = where_taken(options["is_taken"], new, state)
-        # The direction is computed from the moments as they are stored: otherwise XLA computes them twice, and copies
-        # the old ones first, as the new ones are written over them.
+        # The direction is computed from the moments as they are stored: otherwise XLA computes them
+        # twice, and copies the old ones first, as the new ones are written over them.
         new = jax.tree.map(jax.lax.optimization_barrier, new)
         mu = optax.tree.bias_correction(new.mu, b1, new.count)
         nu = optax.tree.bias_correction(new.nu, b2, new.count)
@@ -198,7 +214,9 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
         del params
         # The norm comes from outside: over the shards of one device it would be that of a part.
         norm = options["norm"]
-        clipped = jax.tree.map(lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates)
+        clipped = jax.tree.map(
+            lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates
+        )
         return clipped, state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
@@ -208,7 +226,8 @@ def _is_matrix(params: Params) -> Params:
     """Mark where weights decay: not in biases and norms, as in Hugging Face's Trainer."""
 
     def is_matrix(keys: Any, param: Array) -> bool:
-        in_stack = stacks.ALL in partition.path_of(keys).split("/")  # which has an axis of layers more
+        # Which has an axis of layers more
+        in_stack = stacks.ALL in partition.path_of(keys).split("/")
         return param.ndim > (2 if in_stack else 1)
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
@@ -234,10 +253,13 @@ def apply_gradients(
     """
     if norm is None:
         norm = optax.tree.norm(grads)
-    # The rate is applied here and not by optax, as policy and value model have rates of their own on one norm.
+    # The rate is applied here and not by optax, as policy and value model have rates of their own
+    # on one norm.
     directions: Any
     optimizer = optax.with_extra_args_support(optimizer)
-    directions, opt_state = optimizer.update(grads, state.opt_state, state.params, norm=norm, is_taken=is_taken)
+    directions, opt_state = optimizer.update(
+        grads, state.opt_state, state.params, norm=norm, is_taken=is_taken
+    )
     rate_by_model = {"policy": rates.policy(state.step), "value": rates.value(state.step)}
     params = {}
     for model, old in state.params.items():

@@ -30,12 +30,15 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
         full: T, columns of the batch.
         length_gaps: from `data.length_gaps`.
     """
-    # A quartile of the prompts gives a length that a quarter of the parts will fit, whatever the completions do.
+    # A quartile of the prompts gives a length that a quarter of the parts will fit, whatever the
+    # completions do.
     shorter = {bucket(max(full - gap, 1), SEQUENCE_BUCKET) for gap in length_gaps}
     return [*sorted(length for length in shorter if length <= WORTH_CUTTING * full), full]
 
 
-def has_one_length(models: Sequence[ModelConfig], length_gaps: Sequence[int], longest: int, parts: int) -> bool:
+def has_one_length(
+    models: Sequence[ModelConfig], length_gaps: Sequence[int], longest: int, parts: int
+) -> bool:
     """Return whether all batches are made as long as the longest possible row, and each part of them is cut.
 
     So no batch brings a length of its own to compile for: a CPU compiles the layers of wide models one by one.
@@ -49,7 +52,8 @@ def has_one_length(models: Sequence[ModelConfig], length_gaps: Sequence[int], lo
     compiles_slowly = any(model.wide and not model.scans_layers for model in models)
     if not compiles_slowly or not length_gaps:
         return False
-    # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the longest.
+    # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the
+    # longest.
     return min(length_gaps) <= longest // 4 and parts > 1
 
 
@@ -75,7 +79,9 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequen
 
     def cut_at(length: int) -> Callable[[Any], R]:
         def cut(node: Any) -> Any:
-            return node._replace(input_ids=node.input_ids[:, :length]) if is_sequences(node) else node
+            return (
+                node._replace(input_ids=node.input_ids[:, :length]) if is_sequences(node) else node
+            )
 
         return lambda batch: function(jax.tree.map(cut, batch, is_leaf=is_sequences))
 
@@ -86,7 +92,10 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequen
 
 
 def in_cut_parts(
-    function: Callable[[Sequences], R], sequences: Sequences, rows_at_once: int | None, length_gaps: Sequence[int]
+    function: Callable[[Sequences], R],
+    sequences: Sequences,
+    rows_at_once: int | None,
+    length_gaps: Sequence[int],
 ) -> R:
     """Compute `function(sequences)` in parts of rows of similar length, each cut as by `cut_to_longest`.
 
@@ -97,7 +106,8 @@ def in_cut_parts(
         rows_at_once: see `map_in_chunks`.
         length_gaps: see `cut_to_longest`.
     """
-    # Rows of similar length share a part, so that each part can be cut; afterwards they go back to their places.
+    # Rows of similar length share a part, so that each part can be cut; afterwards they go back to
+    # their places.
     order = jnp.argsort(ops.real_lengths(sequences))
 
     def cut(part: Sequences) -> R:

@@ -40,10 +40,14 @@ def of_update(
         logprobs=rows(response_length, dtype=jnp.float32),
         ended=rows(dtype=bool),
     )
-    sequences = jax.eval_shape(partial(learner.pack_program, length=prompt_length + response_length), prompts, rollout)
+    sequences = jax.eval_shape(
+        partial(learner.pack_program, length=prompt_length + response_length), prompts, rollout
+    )
     outputs = jax.eval_shape(learner.score, state, reference, sequences, rollout)
     scores = rows(dtype=jnp.float32)
-    _, batch, _ = jax.eval_shape(learner.trajectories_program, state.controls, outputs, rollout, sequences, scores)
+    _, batch, _ = jax.eval_shape(
+        learner.trajectories_program, state.controls, outputs, rollout, sequences, scores
+    )
     key = jax.eval_shape(lambda: ops.purpose_key(config.run.seed, ops.Purpose.MINI_BATCHES, 0))
     mini_batches = place(jax.eval_shape(learner.mini_batches_program, batch, key), 2)
     sequences = place(sequences, 0)
@@ -61,11 +65,16 @@ def of_update(
     parts = learner.sampling_parts(prompt_length)
     uniforms = rows(response_length, dtype=jnp.float32)
     sampling_inputs = jax.tree.map(
-        lambda x: x.update(shape=(x.shape[0] // parts, *x.shape[1:])), place((prompts, uniforms, rows()), 0)
+        lambda x: x.update(shape=(x.shape[0] // parts, *x.shape[1:])),
+        place((prompts, uniforms, rows()), 0),
     )
     stages = {
         "generate": [Program(learner.sample_program, (params["policy"],), sampling_inputs)],
         "score": scoring,
-        "update": [Program(learner.update_program, (state._replace(frozen=None), state.frozen), (mini_batches,))],
+        "update": [
+            Program(
+                learner.update_program, (state._replace(frozen=None), state.frozen), (mini_batches,)
+            )
+        ],
     }
     return {name: programs for name, programs in stages.items() if programs}

@@ -33,7 +33,8 @@ class _RowInputs(NamedTuple):
 class _TokenHistory(NamedTuple):
     """What is remembered of the tokens of each row; None where no setting needs it."""
 
-    seen_tokens: Array | None  # [N, V] bool: tokens of prompt and completion, for the repetition penalty
+    # [N, V] bool: tokens of prompt and completion, for the repetition penalty
+    seen_tokens: Array | None
     stop_state: Array | None  # [N] int32: which beginning of a stop string the row ends with
 
 
@@ -41,7 +42,9 @@ class _DecodingState(NamedTuple):
     """What changes with every sampled token."""
 
     t: Array  # [] int32, tokens sampled for each row
-    num_live: Array  # [] int32, rows to be continued; the largest number of any device that decodes in step with others
+    # [] int32, rows to be continued; the largest number of any device that decodes in step with
+    # others
+    num_live: Array
     rollout: Rollout
     history: _TokenHistory
     cache: models.Cache
@@ -95,20 +98,26 @@ def generate(
     copies = num_rows // num_prompts
     rows = _row_inputs(prompts, uniforms, lengths)
     if prompts_at_once is None:
-        prompts_at_once = memory.prompts_at_once(model, params, prompts.prompt_ids.shape, uniforms.shape)
+        prompts_at_once = memory.prompts_at_once(
+            model, params, prompts.prompt_ids.shape, uniforms.shape
+        )
     if drop_ended is None:
         drop_ended = platform.current().name != "cpu"
     can_end = bool(stop_ids) or lengths is not None or stop_table is not None
-    # Devices that hold shards of the weights need each other in every step: none may end its loop before the others.
+    # Devices that hold shards of the weights need each other in every step: none may end its loop
+    # before the others.
     decodes_in_step = partition.is_split(params["trunk"], model.hidden_size)
-    draw = partial(sampling.sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    draw = partial(
+        sampling.sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
 
     def sample_token(
         rollout: Rollout, history: _TokenHistory, logits: Array, t: Array, rows: _RowInputs
     ) -> tuple[Rollout, _TokenHistory]:
         if history.seen_tokens is not None:
             logits = sampling.penalize_repetition(logits, history.seen_tokens, repetition_penalty)
-        # Drawn before the loop for each row and token: what a row becomes does not depend on the rows decoded with it.
+        # Drawn before the loop for each row and token: what a row becomes does not depend on the
+        # rows decoded with it.
         tokens = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
         history, stops = _with_token(history, tokens.ids, stop_table)
         for stop_id in stop_ids:
@@ -141,7 +150,9 @@ def generate(
         t = state.t + 1
         return _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache)
 
-    logits, cache = _prefill(params, prompts, rows.slot_mask[::copies], copies, model, prompts_at_once)
+    logits, cache = _prefill(
+        params, prompts, rows.slot_mask[::copies], copies, model, prompts_at_once
+    )
     history = _TokenHistory(
         seen_tokens=None
         if repetition_penalty == 1.0
@@ -153,16 +164,24 @@ def generate(
     rollout, history = sample_token(empty, history, logits, jnp.int32(0), rows)
     counts = row_counts(num_rows) if drop_ended and can_end else (num_rows,)
     t = jnp.int32(1)
-    return _decode(step, _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache), rows, counts)
+    return _decode(
+        step, _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache), rows, counts
+    )
 
 
 def _seen_tokens(prompts: PromptBatch, vocab_size: int) -> Array:
     """Return which tokens each prompt has, [G, V] bool."""
     rows = jnp.arange(len(prompts.prompt_ids))[:, None]
-    return jnp.zeros((len(prompts.prompt_ids), vocab_size), bool).at[rows, prompts.prompt_ids].max(prompts.prompt_mask)
+    return (
+        jnp.zeros((len(prompts.prompt_ids), vocab_size), bool)
+        .at[rows, prompts.prompt_ids]
+        .max(prompts.prompt_mask)
+    )
 
 
-def _with_token(history: _TokenHistory, ids: Array, stop_table: np.ndarray | None) -> tuple[_TokenHistory, Array]:
+def _with_token(
+    history: _TokenHistory, ids: Array, stop_table: np.ndarray | None
+) -> tuple[_TokenHistory, Array]:
     """Add a token to each row; returns also which rows have completed a stop string by it, [N] bool."""
     seen_tokens = history.seen_tokens
     if seen_tokens is not None:
@@ -198,7 +217,10 @@ def row_counts(num_rows: int) -> tuple[int, ...]:
 
 
 def _decode(
-    step: Callable[..., _DecodingState], state: _DecodingState, rows: _RowInputs, counts: tuple[int, ...]
+    step: Callable[..., _DecodingState],
+    state: _DecodingState,
+    rows: _RowInputs,
+    counts: tuple[int, ...],
 ) -> Rollout:
     """Decode all rows; once no more than `counts[1]` of them are to be continued, these alone; and so on.
 
@@ -243,28 +265,39 @@ def _select_rows(state: _DecodingState, selected: Array) -> _DecodingState:
 
 def _put_back(all_rows: Rollout, selected: Rollout, places: Array) -> Rollout:
     """Write rows back to the places that they come from."""
-    return jax.tree.map(lambda x, rows: x.at[places].set(rows, unique_indices=True), all_rows, selected)
+    return jax.tree.map(
+        lambda x, rows: x.at[places].set(rows, unique_indices=True), all_rows, selected
+    )
 
 
 def _prefill(
-    params: Params, prompts: PromptBatch, slot_mask: Array, copies: int, model: ModelConfig, at_once: int
+    params: Params,
+    prompts: PromptBatch,
+    slot_mask: Array,
+    copies: int,
+    model: ModelConfig,
+    at_once: int,
 ) -> tuple[Array, models.Cache]:
     """Compute the logits after each prompt and the cache that holds it, `copies` times each: [B, V] and B rows.
 
     Parts of the prompts are written to the one cache as they are read, so that only a part's activations are held.
     """
-    # The cache has the slots of the completions from the beginning, so that it never grows or moves.
+    # The cache has the slots of the completions from the beginning, so that it never grows or
+    # moves.
     count, length = prompts.prompt_ids.shape
 
     def read(ids: Array, mask: Array) -> tuple[Array, models.Cache]:
         cache = models.init_cache(model, *mask.shape)
-        # Left padding: the last token of every prompt is in the last column, and only its logits are needed.
+        # Left padding: the last token of every prompt is in the last column, and only its logits
+        # are needed.
         last = jnp.full((ids.shape[0], 1), length - 1)
         out = models.apply(model, params, ids, attention_mask=mask, cache=cache, read=last)
         assert out.logits is not None
         assert out.cache is not None
         result = (out.logits[:, 0], out.cache)
-        return result if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), result)
+        return (
+            result if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), result)
+        )
 
     if at_once >= count:
         return read(prompts.prompt_ids, slot_mask)
@@ -273,7 +306,9 @@ def _prefill(
         part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, at_once), prompts)
         logits, part_cache = read(*part)
         place = (first * copies, 0, 0, 0)
-        cache = jax.tree.map(lambda x, rows: jax.lax.dynamic_update_slice(x, rows, place), cache, part_cache)
+        cache = jax.tree.map(
+            lambda x, rows: jax.lax.dynamic_update_slice(x, rows, place), cache, part_cache
+        )
         return cache, logits
 
     cache = models.init_cache(model, count * copies, slot_mask.shape[1])
@@ -290,9 +325,12 @@ def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
     )
 
 
-def _append(rollout: Rollout, tokens: Sampled, stops: Array, t: Array, max_tokens: Array, pad_id: int) -> Rollout:
+def _append(
+    rollout: Rollout, tokens: Sampled, stops: Array, t: Array, max_tokens: Array, pad_id: int
+) -> Rollout:
     """Write token t of the rows that are to be continued; some end with it."""
-    # A row that has ended is still computed, as all rows are one product; what it would say is thrown away here.
+    # A row that has ended is still computed, as all rows are one product; what it would say is
+    # thrown away here.
     is_live = ~rollout.ended & (t < max_tokens)
 
     def put(buffer: Any, column: Array) -> Array:
@@ -358,7 +396,9 @@ def values_of_hidden(params: Params, hidden: Array) -> Array:
     return models.scores(params["value"], hidden)
 
 
-def completion_values(params: Params, sequences: Sequences, *, model: ModelConfig, value_model: ModelConfig) -> Array:
+def completion_values(
+    params: Params, sequences: Sequences, *, model: ModelConfig, value_model: ModelConfig
+) -> Array:
     """Compute the value of the state before each completion token, and after the last: [B, C] fp32, not masked.
 
     `params` is {"policy", "value"}: the value model has a trunk of its own, or only a head for the policy's trunk.
@@ -370,7 +410,9 @@ def completion_values(params: Params, sequences: Sequences, *, model: ModelConfi
     return values_of_hidden(params, hidden)
 
 
-def completion_kl(params: Params, sequences: Sequences, *, model: ModelConfig, temperature: float) -> Array:
+def completion_kl(
+    params: Params, sequences: Sequences, *, model: ModelConfig, temperature: float
+) -> Array:
     """Compute the exact KL of the policy's next-token distributions to the reference's: [B, C], 0 outside the mask.
 
     `params` is {"policy", "reference"}.

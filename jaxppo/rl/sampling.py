@@ -20,7 +20,12 @@ class Sampled(NamedTuple):
 
 
 def sample_tokens(
-    logits: Array, uniforms: Array, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
+    logits: Array,
+    uniforms: Array,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float | None = None,
 ) -> Sampled:
     """Draw from softmax(logits / temperature) by inverting its cumulative sum; temperature 0 takes the largest logit.
 
@@ -35,9 +40,12 @@ def sample_tokens(
     Returns:
         Token ids, and their log-probabilities under the very distribution they were drawn from.
     """
-    # The kept log-probability is that of the very distribution that was drawn from: the first ratio of PPO is then 1.
+    # The kept log-probability is that of the very distribution that was drawn from: the first ratio
+    # of PPO is then 1.
     if temperature > 0:
-        log_p = jax.nn.log_softmax(truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1)
+        log_p = jax.nn.log_softmax(
+            truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1
+        )
         ids = _invert_cumulative(log_p, uniforms)
     else:
         log_p = jax.nn.log_softmax(logits, axis=-1)
@@ -46,7 +54,11 @@ def sample_tokens(
 
 
 def truncate(
-    logits: Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float | None = None
+    logits: Array,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float | None = None,
 ) -> Array:
     """Drop unlikely tokens, one rule after the other; tokens as likely as the last one kept stay too.
 
@@ -71,9 +83,13 @@ def truncate(
         falling = -jnp.sort(-logits, axis=-1)
         p = jax.nn.softmax(falling / temperature, axis=-1)
         is_kept = jnp.cumsum(p, axis=-1) - p < top_p
-        logits = _keep_from(logits, jnp.min(jnp.where(is_kept, falling, jnp.inf), axis=-1, keepdims=True))
+        logits = _keep_from(
+            logits, jnp.min(jnp.where(is_kept, falling, jnp.inf), axis=-1, keepdims=True)
+        )
     if min_p is not None and min_p > 0.0:
-        logits = _keep_from(logits, jnp.max(logits, axis=-1, keepdims=True) + temperature * math.log(min_p))
+        logits = _keep_from(
+            logits, jnp.max(logits, axis=-1, keepdims=True) + temperature * math.log(min_p)
+        )
     return logits
 
 
@@ -118,7 +134,8 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
     inside = units(block_log_p)
     begin = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0)
     passed = jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
-    # Within the block a compiler may have rounded units otherwise: never past its last token with a probability.
+    # Within the block a compiler may have rounded units otherwise: never past its last token with a
+    # probability.
     most_likely = jnp.argmax(block_log_p, axis=-1, keepdims=True).astype(jnp.int32)
     last = jnp.max(jnp.where(inside > 0, jnp.arange(width, dtype=jnp.int32), most_likely), axis=-1)
     return block[:, 0] * width + jnp.minimum(passed, last)

@@ -63,19 +63,26 @@ def train_step(training: Training, state: TrainState, host: HostState, step: int
     return Step(state, host, record, batch, trajectories)
 
 
-def make_trajectories(learner: Learner, state: TrainState, batch: Batch) -> tuple[TrainState, Trajectories, Stats]:
+def make_trajectories(
+    learner: Learner, state: TrainState, batch: Batch
+) -> tuple[TrainState, Trajectories, Stats]:
     """Estimate the advantages of a batch that has its scores."""
     assert batch.outputs is not None and batch.rollout is not None and batch.sequences is not None
     with activity.show("scoring"):
         activity.run_interruptibly(lambda: jax.block_until_ready(batch.outputs))
-    return learner.make_trajectories(state, batch.outputs, batch.rollout, batch.sequences, batch.scores)
+    return learner.make_trajectories(
+        state, batch.outputs, batch.rollout, batch.sequences, batch.scores
+    )
 
 
-def learn(learner: Learner, state: TrainState, trajectories: Trajectories, step: int) -> tuple[TrainState, Stats]:
+def learn(
+    learner: Learner, state: TrainState, trajectories: Trajectories, step: int
+) -> tuple[TrainState, Stats]:
     """Take the optimizer steps of an update, and wait for them; the memory of the state is taken over."""
     with activity.show("learning"):
         return activity.run_interruptibly(
-            lambda: jax.block_until_ready(learner.update(state, trajectories, step)), takes_state=True
+            lambda: jax.block_until_ready(learner.update(state, trajectories, step)),
+            takes_state=True,
         )
 
 

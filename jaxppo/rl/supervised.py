@@ -50,7 +50,9 @@ def init_state(
     if shape is None or adapter is None:
         trained = models.for_training(model, params)
         return update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
-    base = models.for_training(model, {name: p for name, p in params.items() if name != "score"}, adapter)
+    base = models.for_training(
+        model, {name: p for name, p in params.items() if name != "score"}, adapter
+    )
     is_stacked = stacks.is_stacked(base["trunk"]["layers"])
     trained = stacks.stack(adapter) if is_stacked else dict(adapter)
     if "score" in params:
@@ -72,7 +74,9 @@ def whole_model(trained: Params, frozen: Params | None, shape: LoraConfig | None
     return lora.attach(frozen[MODEL], trained[MODEL], shape.scale)
 
 
-def sft_loss(params: Params, batch: Sequences, weights: Array, *, model: ModelConfig) -> tuple[Array, Stats]:
+def sft_loss(
+    params: Params, batch: Sequences, weights: Array, *, model: ModelConfig
+) -> tuple[Array, Stats]:
     """Compute this device's share of the mean negative log-likelihood of the learned tokens, in nats."""
     logprobs, entropy = rollout.completion_logprobs(params, batch, model=model, temperature=1.0)
     loss = -ops.weighted_sum(logprobs, weights)
@@ -93,7 +97,9 @@ class TrainedAlone:
         """Return the state before the first step, and the whole model with its layers one by one."""
         raise NotImplementedError
 
-    def _step(self, state: TrainState, mini_batches: tuple[Any, Any], *, rates: optimizer.LearningRates) -> Any:
+    def _step(
+        self, state: TrainState, mini_batches: tuple[Any, Any], *, rates: optimizer.LearningRates
+    ) -> Any:
         """Take the optimizer step on a device: see `update.update`."""
         raise NotImplementedError
 
@@ -119,14 +125,18 @@ class TrainedAlone:
         state, weights = self._shapes
         persistent = self.parallel.shards((state.params, state.frozen, state.opt_state))
         trained = self.parallel.shards(state.params)
-        return memory.activation_budget([self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes)
+        return memory.activation_budget(
+            [self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes
+        )
 
     @cached_property
     def halving(self) -> Halving:
         """Fewer rows of a micro-batch, where there is no memory for those that were planned."""
         return Halving("learning")
 
-    def _budget(self, rows: int, micro_batch: tuple[int, int, int], evaluation: Mapping[str, int]) -> memory.Budget:
+    def _budget(
+        self, rows: int, micro_batch: tuple[int, int, int], evaluation: Mapping[str, int]
+    ) -> memory.Budget:
         """Estimate the memory of steps, and of an evaluation.
 
         Args:
@@ -143,7 +153,13 @@ class TrainedAlone:
         num_micro_batches = rows // self.parallel.row_shards // at_once
         shape = (at_once, num_micro_batches, length, predictions)
         return memory.supervised_budget(
-            self._trained, persistent, trained[MODEL], weights, shape, self.parallel.sizes, evaluation
+            self._trained,
+            persistent,
+            trained[MODEL],
+            weights,
+            shape,
+            self.parallel.sizes,
+            evaluation,
         )
 
 
@@ -172,13 +188,24 @@ class SFT(TrainedAlone):
     @cached_property
     def program(self) -> Any:
         """The optimizer step: (state, what `weighted` gives) -> (state, stats); the memory of a state is taken over."""
-        return self._compiled(optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates))
+        return self._compiled(
+            optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates)
+        )
 
     def _step(
-        self, state: TrainState, mini_batches: tuple[Sequences, Array], *, rates: optimizer.LearningRates
+        self,
+        state: TrainState,
+        mini_batches: tuple[Sequences, Array],
+        *,
+        rates: optimizer.LearningRates,
     ) -> tuple[TrainState, Stats]:
         def loss(trained: Params, batch: Sequences, weights: Array) -> tuple[Array, Stats]:
-            return sft_loss(whole_model(trained, state.frozen, self.adapter), batch, weights, model=self._trained)
+            return sft_loss(
+                whole_model(trained, state.frozen, self.adapter),
+                batch,
+                weights,
+                model=self._trained,
+            )
 
         return update.update(
             state,
@@ -213,7 +240,9 @@ class SFT(TrainedAlone):
     def rows_at_once(self, rows: int, length: int) -> int:
         """Return how many of the rows of a step a device learns from at once, for rows of `length` tokens."""
         rows //= self.parallel.row_shards
-        fitting = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
+        fitting = memory.rows_at_once(
+            [self._trained], length, self.room, self.parallel.sizes[TENSOR]
+        )
         at_once = self.halving.rows(min(rows, fitting or rows))
         return rows // memory.equal_parts(rows, at_once)
 
@@ -226,12 +255,15 @@ class SFT(TrainedAlone):
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
         learned = batch.completion_mask if batch.loss_mask is None else batch.loss_mask
-        # Every learned token of the step weighs the same, however the rows are cut into micro-batches.
+        # Every learned token of the step weighs the same, however the rows are cut into
+        # micro-batches.
         weights = ops.mean_weights(learned, (0, 1))
         rows_at_once = self.rows_at_once(*batch.input_ids.shape)
         return in_parts((batch._replace(loss_mask=None), weights), rows_at_once, self.parallel)
 
-    def step(self, rows: SupervisedData | FreshData) -> Callable[[TrainState, HostState, int], StepOutput]:
+    def step(
+        self, rows: SupervisedData | FreshData
+    ) -> Callable[[TrainState, HostState, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
 
         def rows_at_once(batch: Sequences) -> int:
@@ -242,9 +274,13 @@ class SFT(TrainedAlone):
                 return rows.batch(number, rows.length)
             return rows.batch(number)
 
-        return supervised_step(self.program, batch, self.weighted, rows_at_once, self.parallel, self.halving)
+        return supervised_step(
+            self.program, batch, self.weighted, rows_at_once, self.parallel, self.halving
+        )
 
-    def budget(self, rows: SupervisedData | FreshData, evaluation: Mapping[str, int]) -> memory.Budget:
+    def budget(
+        self, rows: SupervisedData | FreshData, evaluation: Mapping[str, int]
+    ) -> memory.Budget:
         """Estimate the memory of steps on these rows, and of an evaluation: see `memory.supervised_budget`."""
         batch = rows.longest_batch()
         count, length = batch.input_ids.shape

@@ -103,7 +103,8 @@ class TrainedModels:
             trained, frozen = whole_models, None
         else:
             trained, frozen = _split_adapters(whole_models, adapters)
-        # The first update donates the memory of this state: without copies it would write over what was given.
+        # The first update donates the memory of this state: without copies it would write over what
+        # was given.
         copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
         controls = trajectories.initial_controls(self._config.rl)
         state = self._parallel.put(update.init_state(copies, optimizer, controls))
@@ -116,8 +117,11 @@ class TrainedModels:
         if "score" in value:
             return value
         key = ops.purpose_key(self._config.run.seed, ops.Purpose.INIT)
-        # Zero weights: the first advantages are then those of plain returns, not of a random critic.
-        return value | {"score": models.init_score_head(self.value, key, scale=0.0, use_bias=shared)}
+        # Zero weights: the first advantages are then those of plain returns, not of a random
+        # critic.
+        return value | {
+            "score": models.init_score_head(self.value, key, scale=0.0, use_bias=shared)
+        }
 
     def _init_adapters(self, policy_adapter: Params | None) -> Params:
         """Draw the adapters of policy and value model; the policy's may be given."""
@@ -135,7 +139,9 @@ class TrainedModels:
             return trained
         assert self.adapter is not None
         scale = self.adapter.scale
-        return {name: lora.attach(frozen[name], adapter, scale) for name, adapter in trained.items()}
+        return {
+            name: lora.attach(frozen[name], adapter, scale) for name, adapter in trained.items()
+        }
 
     def reference(self, state: TrainState, policy: Params) -> Params | None:
         """Return the reference on all devices, the policy at the start of the run; None with kl_coef 0.
@@ -149,9 +155,12 @@ class TrainedModels:
         if self._config.rl.kl_coef == 0:
             return None
         if state.frozen is None:
-            return self._parallel.put(models.cast(self.policy, models.for_training(self.trained[0], policy)))
+            return self._parallel.put(
+                models.cast(self.policy, models.for_training(self.trained[0], policy))
+            )
         if self._config.peft.lora_path is None:
-            # A fresh adapter changes nothing (its B is 0), so the frozen weights are the policy at the start.
+            # A fresh adapter changes nothing (its B is 0), so the frozen weights are the policy at
+            # the start.
             return state.frozen["policy"]
         adapter = jax.tree.map(jnp.copy, state.params["policy"])
         return self.attached(state.frozen, {"policy": adapter})["policy"]
@@ -171,7 +180,9 @@ class TrainedModels:
         kl_coef = self._parallel.put(jnp.float32(self._config.rl.kl_coef))
         return state._replace(controls=state.controls._replace(kl_coef=kl_coef))
 
-    def persistent_arrays(self, state: TrainState, policy: Params, value: Params | None) -> dict[str, Any]:
+    def persistent_arrays(
+        self, state: TrainState, policy: Params, value: Params | None
+    ) -> dict[str, Any]:
         """Return what is on the devices throughout a run, by name: trees of shapes.
 
         Args:

@@ -8,12 +8,25 @@ import jax.numpy as jnp
 from jaxppo.config import RLConfig, TrainConfig
 from jaxppo.rl import advantages, losses, ops
 from jaxppo.rl.algorithms import formulas_of
-from jaxppo.types import Array, Axes, Controls, ModelOutputs, Rollout, Sequences, Stats, Trajectories
+from jaxppo.types import (
+    Array,
+    Axes,
+    Controls,
+    ModelOutputs,
+    Rollout,
+    Sequences,
+    Stats,
+    Trajectories,
+)
 
 
 def initial_controls(rl: RLConfig) -> Controls:
     """Return the controls before the first update."""
-    return Controls(kl_coef=jnp.float32(rl.kl_coef), moments=advantages.initial_moments(), bad_updates=jnp.int32(0))
+    return Controls(
+        kl_coef=jnp.float32(rl.kl_coef),
+        moments=advantages.initial_moments(),
+        bad_updates=jnp.int32(0),
+    )
 
 
 POSITIVE_SCORE = 1.0
@@ -80,8 +93,11 @@ def make_trajectories(
         log_ratio = jnp.where(mask, outputs.logprobs - rollout.logprobs, 0.0)
         stats |= _mismatch_stats(log_ratio, mask, axis_name)
     if outputs.entropy is not None:
-        # After the estimates: baselines are those of all tokens, only what is learned from is chosen.
-        trajectories = _of_high_entropy(trajectories, outputs.entropy, rl.top_entropy_quantile, axis_name)
+        # After the estimates: baselines are those of all tokens, only what is learned from is
+        # chosen.
+        trajectories = _of_high_entropy(
+            trajectories, outputs.entropy, rl.top_entropy_quantile, axis_name
+        )
     if rl.positive_nll:
         trajectories = trajectories._replace(positive=positive)
     non_score_reward = stats.get("objective/non_score_reward", 0.0)
@@ -90,7 +106,9 @@ def make_trajectories(
     return controls, trajectories, stats
 
 
-def _of_high_entropy(trajectories: Trajectories, entropy: Array, share: float, axis_name: Axes) -> Trajectories:
+def _of_high_entropy(
+    trajectories: Trajectories, entropy: Array, share: float, axis_name: Axes
+) -> Trajectories:
     """Set advantages to 0 but for the share of the batch's real tokens with the highest entropy.
 
     TRL takes the threshold anew in every micro-batch from the policy in training; here it is the same however a batch
@@ -100,10 +118,14 @@ def _of_high_entropy(trajectories: Trajectories, entropy: Array, share: float, a
     """
     mask = trajectories.sequences.completion_mask
     threshold = ops.masked_quantile(entropy, mask, 1.0 - share, axis_name)
-    return trajectories._replace(advantages=jnp.where(entropy >= threshold, trajectories.advantages, 0.0))
+    return trajectories._replace(
+        advantages=jnp.where(entropy >= threshold, trajectories.advantages, 0.0)
+    )
 
 
-def _final_scores(scores: Array, moments: advantages.ScoreMoments, ended: Array, rl: RLConfig) -> Array:
+def _final_scores(
+    scores: Array, moments: advantages.ScoreMoments, ended: Array, rl: RLConfig
+) -> Array:
     """Scale, clip, then penalise, so that neither scale nor clip range changes the penalty."""
     # By moments that include this batch, as TRL 0.11 does.
     if rl.use_score_scaling:
@@ -140,7 +162,9 @@ def _kl(
         return kl, stats, controls.kl_coef
     # Steered by the KL itself, whatever the reward uses: abs and k2 are no estimates of it.
     unbiased = mean_kl_k1 if outputs.full_kl is None else mean_kl
-    next_kl_coef = losses.adapted_kl_coef(controls.kl_coef, unbiased, rl.kl_target, rl.kl_horizon, config.batch_size)
+    next_kl_coef = losses.adapted_kl_coef(
+        controls.kl_coef, unbiased, rl.kl_target, rl.kl_horizon, config.batch_size
+    )
     return kl, stats, next_kl_coef
 
 

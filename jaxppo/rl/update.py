@@ -32,7 +32,9 @@ class SkipRules(NamedTuple):
 SKIP_NOTHING = SkipRules()
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation, controls: Controls | None = None) -> TrainState:
+def init_state(
+    params: Params, optimizer: optax.GradientTransformation, controls: Controls | None = None
+) -> TrainState:
     """Return the state before the first update."""
     return TrainState(params, optimizer.init(params), jnp.int32(0), controls)
 
@@ -69,7 +71,8 @@ def policy_gradient_loss(
     logprobs, entropy = rollout.logprobs_of_hidden(
         params["policy"], hidden, batch.sequences, model=model, temperature=temperature
     )
-    # 0 outside of the mask before anything is exponentiated: padding may hold any number, and exp of it would be inf.
+    # 0 outside of the mask before anything is exponentiated: padding may hold any number, and exp
+    # of it would be inf.
     log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
     level_log_ratio = losses.log_ratio_at(rl.ratio_level, log_ratio, mask)
     policy = _policy_loss(level_log_ratio, logprobs, batch.advantages, weights, rl)
@@ -78,7 +81,8 @@ def policy_gradient_loss(
     # Not added with a coefficient of 0: the entropy of 50k logits is not free to differentiate.
     if rl.entropy_coef:
         loss -= rl.entropy_coef * mean_entropy
-    # Approximate KL by half the squared log-ratio (never below 0), and the signed mean that early stopping watches.
+    # Approximate KL by half the squared log-ratio (never below 0), and the signed mean that early
+    # stopping watches.
     stats = {
         "loss/policy_avg": policy.loss,
         "policy/approxkl_avg": 0.5 * ops.weighted_sum(log_ratio**2, weights.tokens),
@@ -88,9 +92,11 @@ def policy_gradient_loss(
         "val/ratio": policy.ratio,
     }
     if batch.ref_logprobs is not None:
-        # KL in the loss, as in GRPO; KL in the reward is in the advantages already (`trajectories.py`).
+        # KL in the loss, as in GRPO; KL in the reward is in the advantages already
+        # (`trajectories.py`).
         kl = losses.kl_estimate(logprobs, batch.ref_logprobs, "k3")
-        # Completions come from the old policy: weighted by the ratio the estimate, and its gradient, is the new one's.
+        # Completions come from the old policy: weighted by the ratio the estimate, and its
+        # gradient, is the new one's.
         if rl.use_bias_correction_kl:
             kl *= jnp.exp(level_log_ratio)
         kl_loss = ops.weighted_sum(kl, weights.policy)
@@ -121,14 +127,26 @@ def _policy_loss(
             log_ratio, logprobs, advantages, weights.policy, rl.cliprange_high, weights.ratios
         )
     return losses.policy_loss(
-        log_ratio, advantages, weights.policy, rl.cliprange, rl.cliprange_high, rl.delta, weights.ratios
+        log_ratio,
+        advantages,
+        weights.policy,
+        rl.cliprange,
+        rl.cliprange_high,
+        rl.delta,
+        weights.ratios,
     )
 
 
 def _value_loss(
-    params: Params, batch: Trajectories, policy_hidden: Array, weights: Array, value_model: ModelConfig, rl: RLConfig
+    params: Params,
+    batch: Trajectories,
+    policy_hidden: Array,
+    weights: Array,
+    value_model: ModelConfig,
+    rl: RLConfig,
 ) -> losses.ValueLoss:
-    # A head on the policy's trunk reads what the policy's loss has computed; its gradient goes through the same trunk.
+    # A head on the policy's trunk reads what the policy's loss has computed; its gradient goes
+    # through the same trunk.
     hidden = policy_hidden
     if "trunk" in params["value"]:  # a value model of its own, not a head on the policy's trunk
         hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model)
@@ -164,9 +182,11 @@ def gradients(
         (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
         return MiniBatchSums(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))
 
-    def add(total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]]) -> tuple[MiniBatchSums, Stats]:
-        # Within the branch that `cut_to_longest` takes, so that each gradient is added as soon as it is computed:
-        # otherwise those of a whole micro-batch stand in memory beside the sum.
+    def add(
+        total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]],
+    ) -> tuple[MiniBatchSums, Stats]:
+        # Within the branch that `cut_to_longest` takes, so that each gradient is added as soon as
+        # it is computed: otherwise those of a whole micro-batch stand in memory beside the sum.
         total, micro_batch = total_and_micro_batch
         part = sums_of(micro_batch)
         return jax.tree.map(jnp.add, total, part), _extremes(part.stats, lambda x: x)
@@ -180,7 +200,9 @@ def gradients(
         total = sums_of(first)
     else:
         total, extremes_of_parts = jax.lax.scan(add_cut, _zeros(sums_of, first), micro_batches)
-        total = total._replace(stats=total.stats | _extremes(extremes_of_parts, partial(jnp.max, axis=0)))
+        total = total._replace(
+            stats=total.stats | _extremes(extremes_of_parts, partial(jnp.max, axis=0))
+        )
     # Least and largest are no sums: taken before the sum over devices, and put back after it.
     extremes = _extremes(total.stats, partial(ops.global_max, axis_name=axis_name))
     total = partition.total(total, axis_name)
@@ -257,20 +279,24 @@ def update(
     def compute_nothing(params: Params, batch: tuple[Any, Any]) -> MiniBatchSums:
         return _zeros(compute, params, batch)
 
-    def step(carry: tuple[TrainState, Array], batch: tuple[Any, Any]) -> tuple[tuple[TrainState, Array], _StepOutcome]:
+    def step(
+        carry: tuple[TrainState, Array], batch: tuple[Any, Any]
+    ) -> tuple[tuple[TrainState, Array], _StepOutcome]:
         state, has_stopped = carry
         if skip_rules.max_policykl is None:
             sums = compute(state.params, batch)
         else:
             # After an early stop the passes of the remaining mini-batches are not computed.
             sums = jax.lax.cond(has_stopped, compute_nothing, compute, state.params, batch)
-        # Norms before clipping: they are what a user watches, and what says whether the step is finite.
+        # Norms before clipping: they are what a user watches, and what says whether the step is
+        # finite.
         stats = sums.stats | norms(sums.grads, axis_name)
         is_finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(sums.loss)
         stops, is_allowed = _apply_skip_rules(stats, has_stopped, skip_rules)
         has_tokens = sums.tokens > 0
         is_taken = is_finite & is_allowed & has_tokens
-        # Every condition is on numbers that are summed over devices, so all devices take the step, or none does.
+        # Every condition is on numbers that are summed over devices, so all devices take the step,
+        # or none does.
         state = apply_gradients(state, sums.grads, optimizer, rates, stats["grad_norm"], is_taken)
         outcome = _StepOutcome(
             stats,
@@ -281,14 +307,16 @@ def update(
         )
         return (state, stops), outcome
 
-    # A scan and no Python loop: the program is as large for sixteen steps as for one, and nothing waits for the host.
+    # A scan and no Python loop: the program is as large for sixteen steps as for one, and nothing
+    # waits for the host.
     (new_state, _), outcomes = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
     stats = _averages(outcomes) | _lr(state, rates)
     stats["policy/nonfinite_steps"] = jnp.sum(outcomes.is_bad, dtype=jnp.int32)
     stats["policy/skipped_steps"] = jnp.sum(outcomes.is_skipped, dtype=jnp.int32)
     controls = new_state.controls
     if controls is not None:
-        # Where no token counted, the batch had no score, and `make_trajectories` has counted it as bad already.
+        # Where no token counted, the batch had no score, and `make_trajectories` has counted it as
+        # bad already.
         if_not_bad = jnp.where(jnp.any(outcomes.has_tokens), 0, controls.bad_updates)
         bad_updates = jnp.where(jnp.any(outcomes.is_bad), controls.bad_updates + 1, if_not_bad)
         controls = controls._replace(bad_updates=bad_updates)
@@ -311,18 +339,22 @@ def _averages(outcomes: _StepOutcome) -> Stats:
     counts = outcomes.counts
     any_counts = jnp.any(counts)
     averages = {
-        name: jnp.where(any_counts, ops.masked_mean(values, counts), jnp.nan) for name, values in outcomes.stats.items()
+        name: jnp.where(any_counts, ops.masked_mean(values, counts), jnp.nan)
+        for name, values in outcomes.stats.items()
     }
     if "val/ratio" not in averages:
         return averages
-    # The first mini-batch has the weights that sampled: a ratio of 1 and an approximate KL of 0, or something is wrong.
+    # The first mini-batch has the weights that sampled: a ratio of 1 and an approximate KL of 0, or
+    # something is wrong.
     for name in ("val/ratio", "policy/approxkl_avg"):
         averages[f"{name}_first"] = jnp.where(counts[0], outcomes.stats[name][0], jnp.nan)
     averages["val/ratio_var"] = ops.masked_var(outcomes.stats["val/ratio"], counts)
     return averages
 
 
-def _apply_skip_rules(stats: Stats, has_stopped: Array, skip_rules: SkipRules) -> tuple[Array, Array]:
+def _apply_skip_rules(
+    stats: Stats, has_stopped: Array, skip_rules: SkipRules
+) -> tuple[Array, Array]:
     """Return whether the update ends early, and whether this step may be taken."""
     if skip_rules.max_policykl is not None:
         has_stopped = has_stopped | (stats["policy/policykl_avg"] > skip_rules.max_policykl)

@@ -38,7 +38,11 @@ class Health:
     """
 
     def __init__(
-        self, console: Console, folder: Path, max_bad_updates: int, to_host: Callable[[Any], Any] = jax.device_get
+        self,
+        console: Console,
+        folder: Path,
+        max_bad_updates: int,
+        to_host: Callable[[Any], Any] = jax.device_get,
     ):
         self._console = console
         self._folder = folder
@@ -50,7 +54,9 @@ class Health:
         """Return whether too many updates in a row were bad."""
         return record["policy/bad_updates"] >= self._max_bad_updates
 
-    def check(self, record: dict[str, Any], trajectories: Trajectories, samples: list[dict[str, Any]]) -> None:
+    def check(
+        self, record: dict[str, Any], trajectories: Trajectories, samples: list[dict[str, Any]]
+    ) -> None:
         """Look at one update.
 
         Args:
@@ -61,7 +67,8 @@ class Health:
         Raises:
             TrainingError: there were too many of them.
         """
-        # Optimizer steps that are not finite have been left out on the devices: the state is the one before them.
+        # Optimizer steps that are not finite have been left out on the devices: the state is the
+        # one before them.
         if record[_NONFINITE]:
             self._save_and_warn(record, trajectories, samples)
         elif samples and all(sample["score"] is None for sample in samples):
@@ -72,12 +79,19 @@ class Health:
             if side and (metric.alarm == "always" or metric.name not in self._warned_metrics):
                 self._warned_metrics.add(metric.name)
                 advice = plain(metric.advice(side) or "")
-                self._console.warn(f"update {record['step']}: {metric.name} is {value:g}, {side}: {advice}")
+                self._console.warn(
+                    f"update {record['step']}: {metric.name} is {value:g}, {side}: {advice}"
+                )
 
-    def _save_and_warn(self, record: dict[str, Any], trajectories: Trajectories, samples: list[dict[str, Any]]) -> None:
-        # All processes fetch the batch, which lies on the devices of all of them; the first one writes it.
+    def _save_and_warn(
+        self, record: dict[str, Any], trajectories: Trajectories, samples: list[dict[str, Any]]
+    ) -> None:
+        # All processes fetch the batch, which lies on the devices of all of them; the first one
+        # writes it.
         batch = self._to_host(trajectories)
-        path = processes.on_first(lambda: save_batch(self._folder / BAD_BATCHES, record["step"], batch, samples))
+        path = processes.on_first(
+            lambda: save_batch(self._folder / BAD_BATCHES, record["step"], batch, samples)
+        )
         self._console.warn(
             f"update {record['step']}: {record[_NONFINITE]} optimizer step(s) left out, "
             f"their loss or gradient was NaN or infinite; batch saved in {path}; if it goes on, a lower "
@@ -92,17 +106,25 @@ class Health:
 
     def _warn_unscored(self, record: dict[str, Any], samples: list[dict[str, Any]]) -> None:
         """Warn that no completion of a batch had a score, and why."""
-        failures = [value for name, value in samples[0].items() if name.endswith("_failed") and value is not None]
+        failures = [
+            value
+            for name, value in samples[0].items()
+            if name.endswith("_failed") and value is not None
+        ]
         reason = failures[0] if failures else "every reward function returned None"
         if self.is_over(record):
             raise TrainingError(
                 f"max_bad_updates: stopped after {record['policy/bad_updates']} updates in a row without any score, "
                 f"the last time: {reason}; with --resume the run goes on from here"
             )
-        self._console.warn(f"update {record['step']} is left out, as none of its completions has a score: {reason}")
+        self._console.warn(
+            f"update {record['step']} is left out, as none of its completions has a score: {reason}"
+        )
 
 
-def save_batch(folder: Path, step: int, trajectories: Trajectories, samples: list[dict[str, Any]]) -> Path:
+def save_batch(
+    folder: Path, step: int, trajectories: Trajectories, samples: list[dict[str, Any]]
+) -> Path:
     """Write a batch as `update-<step>.npz` (arrays by name) and `.jsonl` (prompts, completions, scores)."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"update-{step}.npz"

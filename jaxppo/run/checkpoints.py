@@ -55,7 +55,9 @@ class Checkpoints:
         greater_is_better: whether the best value is the highest.
     """
 
-    def __init__(self, folder: Path, keep: int, best: str | None = None, greater_is_better: bool = True):
+    def __init__(
+        self, folder: Path, keep: int, best: str | None = None, greater_is_better: bool = True
+    ):
         self._folder = folder.absolute()
         self._best_metric = best
         self._policy = _LatestAndBest(keep, sign=1.0 if greater_is_better else -1.0)
@@ -92,7 +94,9 @@ class Checkpoints:
         """Updates done at the checkpoint with the best value of the metric, or None."""
         return self._policy.best(self.steps)
 
-    def save(self, step: int, state: TrainState, meta: dict[str, Any], host: HostState = EMPTY_HOST_STATE) -> None:
+    def save(
+        self, step: int, state: TrainState, meta: dict[str, Any], host: HostState = EMPTY_HOST_STATE
+    ) -> None:
         """Begin to write a checkpoint; a process killed half-way leaves the earlier ones untouched.
 
         The arrays are copied before this returns, so an update may take over the memory of `state`.
@@ -142,7 +146,9 @@ class Checkpoints:
         if self._failed.is_set():
             self.wait()
 
-    def restore(self, like: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE) -> tuple[TrainState, HostState]:
+    def restore(
+        self, like: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE
+    ) -> tuple[TrainState, HostState]:
         """Restore the latest undamaged state; its layers are stacked where those of `like` are.
 
         Args:
@@ -158,16 +164,20 @@ class Checkpoints:
         trained = {"params": like.params, "opt_state": like.opt_state}
         like = like._replace(**jax.tree.map(ocp.utils.to_shape_dtype_struct, trained))
         # One process decides for all which checkpoint it is, and reads the bytes of all for that.
-        step, self._damaged = processes.on_first(lambda: (self._newest_undamaged(ITEMS, warn), self._damaged))
+        step, self._damaged = processes.on_first(
+            lambda: (self._newest_undamaged(ITEMS, warn), self._damaged)
+        )
         # Before the arrays are read, so that the error can name the one that differs.
         self._check_fits(step, like, host)
         restored = {}
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
             for name, tree in _trees(like, host).items():
                 target = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
-                restored[name] = reader.restore(self._path(step) / name, args=ocp.args.StandardRestore(target))
-        # On disk every layer is an item of its own, so that a checkpoint fits runs that stack layers and runs that do
-        # not.
+                restored[name] = reader.restore(
+                    self._path(step) / name, args=ocp.args.StandardRestore(target)
+                )
+        # On disk every layer is an item of its own, so that a checkpoint fits runs that stack
+        # layers and runs that do not.
         params = stacks.stacked_like(restored[PARAMS], like.params)
         opt_state = stacks.stacked_like(restored[OPT_STATE], like.opt_state)
         rest = restored[REST]
@@ -177,7 +187,9 @@ class Checkpoints:
         state = like._replace(params=params, opt_state=opt_state, **rest)
         return state, HostState(curriculum, self._read_prefetched(step))
 
-    def resume(self, state: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE) -> tuple[TrainState, HostState]:
+    def resume(
+        self, state: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE
+    ) -> tuple[TrainState, HostState]:
         """`restore`, into the memory of a state that nobody needs any more.
 
         Args:
@@ -214,7 +226,9 @@ class Checkpoints:
         elif step not in self.steps:
             raise DataError(f"step: expected one of {self.steps} in {self._folder}, got {step}")
         elif (reason := self._damage(step, (PARAMS, META))) is not None:
-            raise DataError(f"step: expected an undamaged checkpoint in {self._folder}, got {step}: {reason}")
+            raise DataError(
+                f"step: expected an undamaged checkpoint in {self._folder}, got {step}: {reason}"
+            )
         return _read_on_host(self._path(step) / PARAMS), self.read_meta(step), step
 
     def read_meta(self, step: int) -> dict[str, Any]:
@@ -250,13 +264,16 @@ class Checkpoints:
             lightweight_initialize=True,
             async_options=async_options,
         )
-        writer = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_SLICE_BYTES)
+        writer = ocp.type_handlers.ArrayHandler(
+            min_slice_bytes_for_replica_parallel=_MIN_SLICE_BYTES
+        )
         ocp.type_handlers.register_type_handler(jax.Array, writer, override=True)
         return ocp.CheckpointManager(self._folder, options=options)
 
     def _write_checksums(self) -> None:
         """Called by orbax when the files are written, and before their folder gets its final name."""
-        # The end of the name is orbax's; a second match would be of a killed process, which orbax has removed.
+        # The end of the name is orbax's; a second match would be of a killed process, which orbax
+        # has removed.
         (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
         checksums.write(partial, ITEMS)
 
@@ -295,7 +312,8 @@ class Checkpoints:
             yield
         except Exception as error:
             self._failed.clear()
-            self._manager = None  # it would raise the same again; another one clears what was left half-written
+            # It would raise the same again; another one clears what was left half-written
+            self._manager = None
             reason = _system_reason(error)
             if reason is None:
                 raise
@@ -313,7 +331,8 @@ class Checkpoints:
 
     def _newest_undamaged(self, items: Sequence[str], warn: Warn) -> int:
         damaged: dict[int, str] = {}
-        # From the newest on, until one is undamaged: to compare all bytes of all of them would take long.
+        # From the newest on, until one is undamaged: to compare all bytes of all of them would take
+        # long.
         for step in reversed(self.steps):
             reason = self._damage(step, items)
             if reason is None:
@@ -325,7 +344,9 @@ class Checkpoints:
             )
         if damaged:
             self._damaged = set(damaged)
-            warn(f"{self._folder} holds damaged checkpoints: {_listed(damaged)}; check the disk; using {step}")
+            warn(
+                f"{self._folder} holds damaged checkpoints: {_listed(damaged)}; check the disk; using {step}"
+            )
         return step
 
     def _damage(self, step: int, items: Sequence[str]) -> str | None:
@@ -366,7 +387,8 @@ class _LatestAndBest:
 
     keep: int
     sign: float  # -1: the lowest value is the best
-    values: dict[int, float] = field(default_factory=dict)  # of the metric, by step; not every step has one
+    # Of the metric, by step; not every step has one
+    values: dict[int, float] = field(default_factory=dict)
 
     def best(self, steps: Sequence[int]) -> int | None:
         """Return the first of the steps with the best value."""
@@ -400,7 +422,10 @@ def _prefetched_tree(host: HostState) -> dict[str, Any]:
     """Return the item of the batch that was sampled ahead, where there is one; arrays that it lacks are left out."""
     if host.prefetched is None:
         return {}
-    batch = {_name_on_disk(name): _without_none(record._asdict()) for name, record in host.prefetched.items()}
+    batch = {
+        _name_on_disk(name): _without_none(record._asdict())
+        for name, record in host.prefetched.items()
+    }
     return {PREFETCHED_ITEM: batch}
 
 

@@ -16,7 +16,8 @@ from jaxppo.run.console import sanitize
 from jaxppo.run.preemption import Preempted
 
 _BUG = (
-    "This is a bug: please report it with these lines, the command, and what `python -m jaxppo.doctor --json` prints."
+    "This is a bug: please report it with these lines, the command, "
+    "and what `python -m jaxppo.doctor --json` prints."
 )
 
 _NO_ROOM = "free some, or name another output_dir; JAXPPO_CACHE moves the cache"
@@ -67,7 +68,9 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     except OSError as error:  # a path that cannot be read or written, a full disk
         path = error.filename or "input/output"
         fix = _OS_FIXES.get(error.errno or 0, "look at what is there")
-        _refuse(f"{path}: expected to be readable and writable, got: {error.strerror or error}; {fix}")
+        _refuse(
+            f"{path}: expected to be readable and writable, got: {error.strerror or error}; {fix}"
+        )
     except Preempted as stop:
         _print_surely(sanitize(str(stop)))
         if uses_jax:
@@ -76,10 +79,14 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
     except Exception as error:
         if is_out_of_memory(error):
             # JAX raises its own kind of error, which only its text tells from others.
-            _refuse(f"memory: expected enough for this run, got {first_line(error)[:300]}; {_MORE_MEMORY}")
-        # One line for a machine without a device; a traceback, which is to be reported, for everything else.
+            _refuse(
+                f"memory: expected enough for this run, got {first_line(error)[:300]}; {_MORE_MEMORY}"
+            )
+        # One line for a machine without a device; a traceback, which is to be reported, for
+        # everything else.
         if uses_jax:
-            if isinstance(error, RuntimeError | AssertionError):  # as JAX fails where it finds no device
+            # As JAX fails where it finds no device
+            if isinstance(error, RuntimeError | AssertionError):
                 _check_backend()
             from jaxppo.parallel import processes
 
@@ -87,7 +94,10 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         error.add_note(_BUG)
         raise
     except KeyboardInterrupt:
-        print("interrupted; --resume with the same --output_dir goes on from the last checkpoint", file=sys.stderr)
+        print(
+            "interrupted; --resume with the same --output_dir goes on from the last checkpoint",
+            file=sys.stderr,
+        )
         _exit(130)
 
 
@@ -128,7 +138,8 @@ def _print_surely(line: str) -> None:
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        # The buffer still holds the line and would print it a second time: flush it to where nobody reads.
+        # The buffer still holds the line and would print it a second time: flush it to where nobody
+        # reads.
         with open(os.devnull, "wb") as null_file:
             os.dup2(null_file.fileno(), 1)
             sys.stdout.flush()
@@ -186,7 +197,8 @@ def set_up_jax() -> None:
     from jaxppo.parallel import platform
 
     platform.leave_out_absent()
-    # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would disagree.
+    # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would
+    # disagree.
     jax.config.update("jax_default_matmul_precision", "highest")
     folder = cache_dir() / "xla"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

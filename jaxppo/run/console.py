@@ -35,8 +35,8 @@ NEXT_SIGN_S = 25.0
 BAR_S = 1.0
 """Seconds after which a terminal shows the work that goes on: most is done by then."""
 
-# Control, format (bidi overrides and isolates, zero-width characters), surrogate, private and unassigned characters,
-# and the two line separators.
+# Control, format (bidi overrides and isolates, zero-width characters), surrogate, private and
+# unassigned characters, and the two line separators.
 _HOSTILE_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
@@ -122,14 +122,20 @@ class Console:
         """Print a warning, also when quiet; a live view keeps it in sight."""
         if self._view is not None:
             self._view.warn(text)
-        self._rich.print(self.text(f"warning: {text}", style="yellow"), soft_wrap=not self._rich.is_terminal)
+        self._rich.print(
+            self.text(f"warning: {text}", style="yellow"), soft_wrap=not self._rich.is_terminal
+        )
 
     def text(self, text: str, style: str = "") -> Text:
         """Make a rich text that shows these very characters, line by line, within the output's encoding."""
         lines = "\n".join(sanitize(line, limit=None) for line in text.split("\n"))
-        return Text(lines.encode(self._encoding, "backslashreplace").decode(self._encoding), style=style)
+        return Text(
+            lines.encode(self._encoding, "backslashreplace").decode(self._encoding), style=style
+        )
 
-    def sample_table(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    def sample_table(
+        self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+    ) -> None:
         """Print a table of samples, for instance plans with their verdicts.
 
         Args:
@@ -142,7 +148,12 @@ class Console:
         for column in columns:
             table.add_column(self.text(column), overflow="fold")
         for row in rows:
-            table.add_row(*(self.text(sanitize(format_value(row.get(column)), limit=400)) for column in columns))
+            table.add_row(
+                *(
+                    self.text(sanitize(format_value(row.get(column)), limit=400))
+                    for column in columns
+                )
+            )
         if not self.quiet:
             self._rich.print(table)
 
@@ -194,7 +205,8 @@ class Console:
             return
         # Without Unicode the blocks of the histories could not be shown.
         is_ascii = not self._encoding.lower().startswith("utf")
-        # A loop on a terminal is redrawn by a thread of rich; elsewhere lines are printed as the updates come.
+        # A loop on a terminal is redrawn by a thread of rich; elsewhere lines are printed as the
+        # updates come.
         self._view = LiveView(loop, self.text, is_ascii, preemption.notice, self._going_on)
         try:
             live = Live(
@@ -210,7 +222,9 @@ class Console:
             self._view = None
 
     @contextmanager
-    def activity(self, title: str, total: int | None = None, unit: str = "rows") -> Iterator[Activity]:
+    def activity(
+        self, title: str, total: int | None = None, unit: str = "rows"
+    ) -> Iterator[Activity]:
         """Show what the block does, should it take long: in the live view, as a bar, or as a line now and then.
 
         Args:
@@ -222,7 +236,8 @@ class Console:
             The activity; the block keeps its `done` up to date.
         """
         activity = Activity(title, total, unit)
-        # The outermost one has a display, which shows those within it, too; a live view shows all of them itself.
+        # The outermost one has a display, which shows those within it, too; a live view shows all
+        # of them itself.
         is_outermost = not self._activities
         self._activities.append(activity)
         try:
@@ -247,9 +262,10 @@ class Console:
             is_over.set()
             thread.join()
 
-    # rich's own progress bars were tried in place of the two methods below. Off a terminal they print nothing before
-    # the end, so a log needs lines of its own anyway; and their time left is unknown before the second update and does
-    # not count down between updates, which may be minutes apart.
+    # rich's own progress bars were tried in place of the two methods below. Off a terminal they
+    # print nothing before the end, so a log needs lines of its own anyway; and their time left is
+    # unknown before the second update and does not count down between updates, which may be minutes
+    # apart.
 
     def _print_signs(self, is_over: threading.Event) -> None:
         """Print a line soon, and whenever none has been printed for a while."""
@@ -293,7 +309,10 @@ class Console:
     def _redirection(self) -> dict[str, Any]:
         """Return which streams a live display takes over, so that what others print appears above it."""
         # Errors that go to a file stay there.
-        return {"redirect_stdout": self._rich.file is sys.stdout, "redirect_stderr": sys.stderr.isatty()}
+        return {
+            "redirect_stdout": self._rich.file is sys.stdout,
+            "redirect_stderr": sys.stderr.isatty(),
+        }
 
     def _going_on(self, min_s: float = 2.0) -> str:
         """Return what has been going on for some seconds, the innermost activity last."""
@@ -314,7 +333,8 @@ class Console:
         """Confirm Ctrl-C on a terminal, where no live view does."""
         notice = preemption.notice()
         if self._view is None and notice is not None and sys.stderr.isatty():
-            # Past all buffers: this is within the handler of a signal, which may have interrupted a print.
+            # Past all buffers: this is within the handler of a signal, which may have interrupted a
+            # print.
             os.write(2, f"\n{notice}\n".encode())
 
     def _show(self, text: Text) -> None:
@@ -374,7 +394,9 @@ class PlainProgress:
     def doing(self, title: str) -> None:
         """Do nothing: a line is printed when an update is done."""
 
-    def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    def samples(
+        self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+    ) -> None:
         """Print a table of samples."""
         self._console.sample_table(title, rows, columns)
 

@@ -16,7 +16,14 @@ from jaxppo.config.old_settings import translate_old_settings, with_default_part
 from jaxppo.config.paths import is_partial, write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
-from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, write_yaml
+from jaxppo.config.sources import (
+    CALL_ONLY,
+    CONFIG_FILE,
+    flatten,
+    plain_values,
+    read_yaml,
+    write_yaml,
+)
 from jaxppo.errors import ConfigError, DataError, did_you_mean
 from jaxppo.parallel import platform, processes
 from jaxppo.parallel.devices import DataParallel
@@ -99,7 +106,8 @@ class Run:
 
         processes.on_first(claim_and_lock)
         try:
-            # Within the lock: a signal leads to a checkpoint, and that must be written before others may write.
+            # Within the lock: a signal leads to a checkpoint, and that must be written before
+            # others may write.
             with Preemption(self.resume_command, processes.largest, self.console.stop_noted):
                 yield
         finally:
@@ -107,7 +115,11 @@ class Run:
 
     def keep_settings(self) -> None:
         """Write what `allow_changes` names into `config.yaml`, once the run to resume has accepted it."""
-        if self.config.run.allow_changes and processes.is_first() and (self.folder / CONFIG_FILE).exists():
+        if (
+            self.config.run.allow_changes
+            and processes.is_first()
+            and (self.folder / CONFIG_FILE).exists()
+        ):
             write_yaml(self.config, self.folder / CONFIG_FILE, command_line())
 
     def keep_samples(self, moment: str, samples: dict[str, Any]) -> None:
@@ -162,7 +174,11 @@ def begin(command: str, config: Any) -> Run:
             evals = read_json(folder / EVAL_FILE)
         if _has_another_length(folder, config):
             # What was measured after the last step is measured again, after the new one.
-            evals = {name: evals[name] for name in ("headline_split", "before") if "before" in evals and name in evals}
+            evals = {
+                name: evals[name]
+                for name in ("headline_split", "before")
+                if "before" in evals and name in evals
+            }
         return folder, True, evals
 
     folder, resumed, evals = processes.on_first(find)
@@ -189,13 +205,18 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
     """
     if (folder / CONFIG_FILE).exists():
         if not run.resume:
-            raise ConfigError(f"output_dir: expected a new folder, or --resume, but {folder} holds a run already")
+            raise ConfigError(
+                f"output_dir: expected a new folder, or --resume, but {folder} holds a run already"
+            )
         saved = read_yaml(folder / CONFIG_FILE)
-        check_settings(saved, plain_values(flatten(config)), config, f"the run to resume in {folder}")
+        check_settings(
+            saved, plain_values(flatten(config)), config, f"the run to resume in {folder}"
+        )
         return True
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output_dir: expected a folder, but {folder} is a file")
-    # A process that was killed while it claimed the folder may have left the configuration half-written.
+    # A process that was killed while it claimed the folder may have left the configuration
+    # half-written.
     if folder.exists() and any(not is_partial(entry, CONFIG_FILE) for entry in folder.iterdir()):
         raise ConfigError(
             f"output_dir: expected a new or empty folder, got {folder} that holds other files; name another"
@@ -211,8 +232,8 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
     """
     if check(folder, config, run):
         return
-    # Written under a name of its own first: of two processes that claim the folder at once, the first link wins, and
-    # a killed one leaves no half-written configuration.
+    # Written under a name of its own first: of two processes that claim the folder at once, the
+    # first link wins, and a killed one leaves no half-written configuration.
     partial = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +247,9 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
             f"output_dir: expected a new folder, got {folder} that another run has just claimed"
         ) from None
     except OSError as error:
-        raise ConfigError(f"output_dir: expected a folder to write to, got {folder} ({error.strerror})") from None
+        raise ConfigError(
+            f"output_dir: expected a folder to write to, got {folder} ({error.strerror})"
+        ) from None
 
 
 def _link_or_copy(partial: Path, path: Path) -> None:
@@ -274,11 +297,15 @@ def resume_command(command: str, folder: Path, config: Any) -> str:
 
 def _has_another_length(folder: Path, config: Any) -> bool:
     """Return whether a run to resume is given more steps, or fewer, than `config.yaml` says."""
-    changed = changed_settings(read_yaml(folder / CONFIG_FILE), plain_values(flatten(config)), config)
+    changed = changed_settings(
+        read_yaml(folder / CONFIG_FILE), plain_values(flatten(config)), config
+    )
     return not changed.keys().isdisjoint(LENGTHS)
 
 
-def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config: Any, source: str) -> None:
+def check_settings(
+    saved: Mapping[str, Any], current: Mapping[str, Any], config: Any, source: str
+) -> None:
     """Check that a run goes on with its settings, but for those of one call and those in `allow_changes`.
 
     Args:
@@ -293,7 +320,9 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config:
     # A misspelled name would allow nothing, and the refusal below would not say why.
     for name in config.run.allow_changes:
         if name not in current and name not in saved:
-            raise ConfigError(f"allow_changes: expected names of settings, got {name!r}{did_you_mean(name, current)}")
+            raise ConfigError(
+                f"allow_changes: expected names of settings, got {name!r}{did_you_mean(name, current)}"
+            )
     differences = []
     for name, value in changed_settings(saved, current, config).items():
         if name not in config.run.allow_changes:
@@ -304,7 +333,9 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config:
         raise ConfigError(f"config: expected that of {source}, got {', '.join(differences)}; {fix}")
 
 
-def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any], config: Any) -> dict[str, Any]:
+def changed_settings(
+    saved: Mapping[str, Any], current: Mapping[str, Any], config: Any
+) -> dict[str, Any]:
     """Return the settings of a run, not of one call, that have another value today: {name: saved value}.
 
     Args:
@@ -312,11 +343,18 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any], confi
         current: see `check_settings`.
         config: see `check_settings`.
     """
-    # By the names of today, and with defaults for settings that are newer than the run: neither is a change.
-    saved = with_default_parts(plain_values(flatten(type(config)())) | translate_old_settings(saved, current))
+    # By the names of today, and with defaults for settings that are newer than the run: neither is
+    # a change.
+    saved = with_default_parts(
+        plain_values(flatten(type(config)())) | translate_old_settings(saved, current)
+    )
     changed = {}
     for name, value in saved.items():
-        if name in CALL_ONLY or (name in current and current[name] == value) or _means_same(name, value, current):
+        if (
+            name in CALL_ONLY
+            or (name in current and current[name] == value)
+            or _means_same(name, value, current)
+        ):
             continue
         changed[name] = value
     return changed

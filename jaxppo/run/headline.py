@@ -10,7 +10,11 @@ from typing import Any
 from jaxppo.run.metrics import METRICS, SUPERVISED, outside, plain
 
 _HEADLINES = sorted(
-    ((metric.headline, metric) for metric in (*METRICS, *SUPERVISED) if metric.headline is not None),
+    (
+        (metric.headline, metric)
+        for metric in (*METRICS, *SUPERVISED)
+        if metric.headline is not None
+    ),
     key=lambda pair: (pair[0].place, pair[0].rank),
 )
 """By place in the view, and of those for one place the first choice first."""
@@ -41,7 +45,9 @@ def hint(label: str, values: Sequence[float | None]) -> str | None:
     if not values:
         return None
     if values[-1] is None or not math.isfinite(values[-1]):
-        return "not a number: see the warnings; where they name none, a lower learning_rate may help"
+        return (
+            "not a number: see the warnings; where they name none, a lower learning_rate may help"
+        )
     metric = _BY_LABEL.get(label)
     if metric is None or (metric.watch, metric.too_low, metric.too_high) == (None, None, None):
         return None

@@ -96,7 +96,9 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        raise DataError(f"{path}: expected a file of JSON lines, found nothing; check the run folder") from None
+        raise DataError(
+            f"{path}: expected a file of JSON lines, found nothing; check the run folder"
+        ) from None
     with file:
         # As bytes: broken UTF-8 is then an error of its line, with its number.
         for number, content in enumerate(file, start=1):
@@ -110,10 +112,14 @@ def _parse(content: bytes, source: str) -> tuple[str, dict[str, Any]]:
         line = content.decode("utf-8")
         record = json.loads(line)
     except UnicodeDecodeError as error:
-        raise DataError(f"{source}: expected UTF-8 text, got {error.reason} at byte {error.start}") from None
+        raise DataError(
+            f"{source}: expected UTF-8 text, got {error.reason} at byte {error.start}"
+        ) from None
     except (ValueError, RecursionError) as error:
         message = getattr(error, "msg", error)
-        raise DataError(f"{source}: expected a JSON object, got a syntax error: {message}") from None
+        raise DataError(
+            f"{source}: expected a JSON object, got a syntax error: {message}"
+        ) from None
     if not isinstance(record, dict):
         raise DataError(f"{source}: expected a JSON object, got {type(record).__name__}")
     return line, record
@@ -143,7 +149,14 @@ def plain(value: Any) -> Any:
     return _text_of(value) if isinstance(value, _TYPES_WRITTEN_AS_TEXT) else value
 
 
-_TYPES_WRITTEN_AS_TEXT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID, bytes)
+_TYPES_WRITTEN_AS_TEXT = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    uuid.UUID,
+    bytes,
+)
 """Types of cells of Parquet files that JSON has no form for; a `datetime` is a date."""
 
 

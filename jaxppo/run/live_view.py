@@ -189,7 +189,9 @@ class LiveView:
         """Show what keeps the loop busy, until the next update."""
         self._doing = title
 
-    def samples(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    def samples(
+        self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+    ) -> None:
         """Show these samples: the first two columns are texts, the others verdicts and scores."""
         shown_rows = []
         for row in rows:
@@ -307,4 +309,6 @@ class LiveView:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "ndim", 1) == 0)
+    return isinstance(value, int | float) or (
+        hasattr(value, "item") and getattr(value, "ndim", 1) == 0
+    )

@@ -45,20 +45,26 @@ class Steps(NamedTuple):
     """What the loop calls for each step of a run, and how the run is shown."""
 
     total: int  # of the whole run
-    step: Callable[[TrainState, HostState, int], StepOutput]  # state, its part on the host, number from 0
-    evaluate: Callable[[TrainState], dict[str, float]]  # what an evaluation adds to the record of a step
+    # state, its part on the host, number from 0
+    step: Callable[[TrainState, HostState, int], StepOutput]
+    # What an evaluation adds to the record of a step
+    evaluate: Callable[[TrainState], dict[str, float]]
     meta: dict[str, Any]  # from `Run.meta`
     title: str  # for the view
     header: str  # the run in a line, for the view
     stages: tuple[str, ...] = ()  # of the whole command, for the view
     # Whether the run cannot go on after this record.
     is_over: Callable[[dict[str, Any]], bool] = lambda record: False
-    watch: Callable[[StepOutput], None] = lambda output: None  # warns, or raises where the run cannot go on
+    # warns, or raises where the run cannot go on
+    watch: Callable[[StepOutput], None] = lambda output: None
     old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
-    show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None  # samples; None: the run has none
-    # What a resumed run does with a restored state whose checkpoint was saved under other values of these settings.
+    # samples; None: the run has none
+    show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None
+    # What a resumed run does with a restored state whose checkpoint was saved under other values of
+    # these settings.
     change: Callable[[TrainState, Collection[str]], TrainState] = lambda state, names: state
-    rows: ResumableRows | None = None  # None: what a step learns from depends on nothing but its number
+    # None: what a step learns from depends on nothing but its number
+    rows: ResumableRows | None = None
 
 
 class TrainingLoop:
@@ -82,13 +88,21 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, run: Run, config: LoopConfig, steps: Steps, state: TrainState, host: HostState = EMPTY_HOST_STATE
+        self,
+        run: Run,
+        config: LoopConfig,
+        steps: Steps,
+        state: TrainState,
+        host: HostState = EMPTY_HOST_STATE,
     ):
         self._run = run
         self._config = config
         self._steps = steps
         self._checkpoints = Checkpoints(
-            run.folder / "checkpoints", config.save_total_limit, config.best_metric, config.greater_is_better
+            run.folder / "checkpoints",
+            config.save_total_limit,
+            config.best_metric,
+            config.greater_is_better,
         )
         # One answer for all processes, which must go on alike.
         if processes.on_first(lambda: self._checkpoints.steps):
@@ -97,11 +111,14 @@ class TrainingLoop:
         self._saved = self.start  # steps done at the latest checkpoint
         self._record: dict[str, Any] = {}  # of the latest step
         if self.start:
-            # Settings first: a checkpoint of other settings is refused before it changes any file of the run.
+            # Settings first: a checkpoint of other settings is refused before it changes any file
+            # of the run.
             processes.on_first(self._check_settings)
             state = steps.change(state, self._changed())
             if steps.rows is not None:
-                rows = processes.on_first(lambda: self._checkpoints.read_meta(self.start).get("rows"))
+                rows = processes.on_first(
+                    lambda: self._checkpoints.read_meta(self.start).get("rows")
+                )
                 steps.rows.load_state_dict(self.start, rows)
         run.keep_settings()
         if host.prefetched is not None:
@@ -179,7 +196,9 @@ class TrainingLoop:
                 f"are missing, the first that of update {missing[0]}"
             )
 
-    def _step(self, state: TrainState, number: int, metrics: JsonlLog, progress: ProgressView) -> StepOutput:
+    def _step(
+        self, state: TrainState, number: int, metrics: JsonlLog, progress: ProgressView
+    ) -> StepOutput:
         """Take a step and evaluate where that is due; save before anything ends the run here.
 
         `state` and `num_done` always belong together: before the step they are those of the step before, after it those
@@ -207,21 +226,27 @@ class TrainingLoop:
             # A step that failed half-way may have given the memory of the state away.
             if self._saved < num_done and (is_stopped or can_be_saved(state)):
                 if num_done > number:
-                    self._run.console.warn(f"update {num_done} is saved without its evaluation, which is not repeated")
+                    self._run.console.warn(
+                        f"update {num_done} is saved without its evaluation, which is not repeated"
+                    )
                     self._log(self._record, metrics)
                 with activity.show("saving"):
                     self._save(num_done, state)
-            # Ctrl-C also ends what a reward function has started: its failure is then that of a run that was stopped.
+            # Ctrl-C also ends what a reward function has started: its failure is then that of a run
+            # that was stopped.
             if not is_stopped and processes.is_alone():
                 preemption.check()
             raise
 
-    def _finish(self, output: StepOutput, metrics: JsonlLog, samples: JsonlLog, progress: ProgressView) -> None:
+    def _finish(
+        self, output: StepOutput, metrics: JsonlLog, samples: JsonlLog, progress: ProgressView
+    ) -> None:
         """Log a step, save it where that is due, look at it, show it."""
         steps = self._steps
         record = output.record
         num_done = int(record["step"])
-        # Logged before it is saved: a log that is ahead is cut back on resume, one that lags has lost a record.
+        # Logged before it is saved: a log that is ahead is cut back on resume, one that lags has
+        # lost a record.
         self._log(record, metrics)
         for sample in (*output.samples, *output.noted):
             samples.append(sample)
@@ -257,7 +282,12 @@ class TrainingLoop:
     def _progress(self) -> AbstractContextManager[ProgressView]:
         steps = self._steps
         return self._run.console.progress(
-            steps.total, steps.title, self.start, header=steps.header, stages=steps.stages, hint=headline.hint
+            steps.total,
+            steps.title,
+            self.start,
+            header=steps.header,
+            stages=steps.stages,
+            hint=headline.hint,
         )
 
     def _print_best(self) -> None:

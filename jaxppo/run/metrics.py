@@ -143,14 +143,20 @@ def find(name: str) -> Metric | None:
     return next((metric for metric in METRICS if _covers(metric.name, name)), None)
 
 
-_COUNTED_BY_RUN = ("reward/errors", "reward/timeouts", "reward/not_scorable", "reward/zero_variance_groups")
+_COUNTED_BY_RUN = (
+    "reward/errors",
+    "reward/timeouts",
+    "reward/not_scorable",
+    "reward/zero_variance_groups",
+)
 
 
 def may_report(name: Any) -> bool:
     """Return whether a reward function may report under a name: it is a part of the reward, or no metric of a run."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
         return False
-    # A function may measure its own reward and its cache; another metric of the run would be overwritten.
+    # A function may measure its own reward and its cache; another metric of the run would be
+    # overwritten.
     if name == "cache/reward_hits" or (prefix_of(name) == "reward" and name not in _COUNTED_BY_RUN):
         return True
     return name not in COUNTERS and find(name) is None

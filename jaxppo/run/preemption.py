@@ -57,7 +57,8 @@ class Preemption:
         Raises:
             Preempted: the run was asked to stop.
         """
-        # Of several processes one may have got the signal: all stop at the same step, or none could save.
+        # Of several processes one may have got the signal: all stop at the same step, or none could
+        # save.
         signum = self._agree(self._signum or 0)
         if signum:
             raise Preempted(self._resume, signum)
@@ -66,13 +67,19 @@ class Preemption:
         # Python sets handlers in the main thread alone; notebooks and tests may run elsewhere.
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGTERM, signal.SIGINT):
-                if signal.getsignal(signum) not in (signal.SIG_IGN, None):  # None: not installed from Python
+                # None: not installed from Python
+                if signal.getsignal(signum) not in (signal.SIG_IGN, None):
                     self._earlier_handlers[signum] = signal.signal(signum, self._note)
         _active.append(self)
         set_unsaved(False)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         _active.remove(self)
         self._restore()
         # An error of the block is raised as it is: it says more than the signal.

@@ -46,7 +46,8 @@ class Stages:
             # Between stages nothing is lost by stopping.
             preemption.check()
             result = plain(do())
-            # All processes go on with the result of the first, which is the one that a resumed run reads.
+            # All processes go on with the result of the first, which is the one that a resumed run
+            # reads.
             self._results[name] = processes.on_first(lambda: self._write(name, result))
         return self._results[name]
 

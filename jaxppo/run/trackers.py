@@ -75,7 +75,9 @@ class Trackers:
         ConfigError: a tracker is unknown, or its package is missing.
     """
 
-    def __init__(self, report_to: Sequence[str], folder: Path, config: Any, warn: Callable[[str], None]):
+    def __init__(
+        self, report_to: Sequence[str], folder: Path, config: Any, warn: Callable[[str], None]
+    ):
         processes.on_first(lambda: _check(report_to))
         self._names = []
         if processes.is_first():
@@ -114,7 +116,9 @@ class Trackers:
         columns = [column for column in rows[0] if column != "step"]
         safe_rows = []
         for row in rows[:MAX_SAMPLES]:
-            safe_rows.append({column: sanitize(format_value(row.get(column))) for column in columns})
+            safe_rows.append(
+                {column: sanitize(format_value(row.get(column))) for column in columns}
+            )
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
                 tracker.samples(step, safe_rows)
@@ -145,7 +149,8 @@ class Trackers:
         """Log whatever error a tracker's library raises, and disable the tracker."""
         try:
             yield
-        except Exception as error:  # whatever a library raises: hours of training do not end for a chart
+        except Exception as error:
+            # whatever a library raises: hours of training do not end for a chart
             self._trackers.pop(name, None)
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             self._warn(
@@ -161,7 +166,9 @@ def _check(report_to: Sequence[str]) -> None:
             continue
         if name not in TRACKERS:
             hint = did_you_mean(name, TRACKERS)
-            raise ConfigError(f"report_to: expected {', '.join(TRACKERS)} or none, got {name!r}{hint}")
+            raise ConfigError(
+                f"report_to: expected {', '.join(TRACKERS)} or none, got {name!r}{hint}"
+            )
         package = TRACKERS[name].package
         if package is not None and importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -214,13 +221,19 @@ class TensorBoard:
         """Have TensorBoard hide what earlier files hold beyond `start`, and show the configuration."""
         purge_from = start + 1 if start else 0
         # A killed process may have logged steps after its last checkpoint, which are taken again.
-        self._writer.write_event(self._event(wall_time=time.time(), step=purge_from, session_log=self._session_start))
+        self._writer.write_event(
+            self._event(wall_time=time.time(), step=purge_from, session_log=self._session_start)
+        )
         text = yaml.safe_dump(dict(self._config), sort_keys=False)
-        self._add(start, self._text("config", "".join(f"    {line}\n" for line in text.splitlines())))
+        self._add(
+            start, self._text("config", "".join(f"    {line}\n" for line in text.splitlines()))
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a point to every scalar."""
-        points = [self._summary.Value(tag=name, simple_value=number) for name, number in metrics.items()]
+        points = [
+            self._summary.Value(tag=name, simple_value=number) for name, number in metrics.items()
+        ]
         self._add(step, self._summary(value=points))
 
     def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
@@ -248,7 +261,9 @@ class TensorBoard:
 
 def _markdown_cell(text: str) -> str:
     """Return a text that HTML and Markdown show as it is: punctuation becomes character references."""
-    return "".join(char if char.isalnum() or char in " -.,;:()" else f"&#{ord(char)};" for char in text)
+    return "".join(
+        char if char.isalnum() or char in " -.,;:()" else f"&#{ord(char)};" for char in text
+    )
 
 
 @contextmanager
@@ -314,7 +329,9 @@ class WeightsAndBiases:
     def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
         """Add a table."""
         if step >= self._run.step:
-            table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+            table = self._wandb.Table(
+                columns=list(rows[0]), data=[list(row.values()) for row in rows]
+            )
             self._run.log({"samples": table}, step=step)
 
     def flush(self) -> None:
@@ -355,7 +372,9 @@ class TrackerType(NamedTuple):
 
 
 TRACKERS: dict[str, TrackerType] = {
-    "tensorboard": TrackerType(TensorBoard, None, None, "See that the run folder can be written to, then --resume"),
+    "tensorboard": TrackerType(
+        TensorBoard, None, None, "See that the run folder can be written to, then --resume"
+    ),
     "wandb": TrackerType(
         WeightsAndBiases,
         "wandb",

@@ -17,8 +17,8 @@ def direction(values: Sequence[float]) -> int:
         return 0
     quarter = len(values) // 4
     change = fmean(values[-quarter:]) - fmean(values[:quarter])
-    # Differences of neighbours hold the noise of two values and hardly any of the trend: their deviation is sqrt(2)
-    # times that of one value, and so is that of the difference of two means.
+    # Differences of neighbours hold the noise of two values and hardly any of the trend: their
+    # deviation is sqrt(2) times that of one value, and so is that of the difference of two means.
     noise = stdev(b - a for a, b in itertools.pairwise(values)) / quarter**0.5
     if abs(change) <= 2 * noise:
         return 0

@@ -40,13 +40,25 @@ class Toy(NamedTuple):
 TOYS = {
     "toy-reviews": Toy("toys", "", "data: film reviews, half of them favourable"),
     "toy-reviews-gpt2": Toy("sft", "policy", "model: a GPT-2 that writes such reviews"),
-    "toy-reviews-classifier": Toy("toys", "", "model: a DistilBERT that tells favourable reviews from others"),
-    "toy-tldr": Toy("toys", "", "data: posts with summaries, good and bad, and preferences between them"),
-    "toy-tldr-sft": Toy("sft", "policy", "model: a GPT-NeoX that summarises such posts, often badly"),
-    "toy-tldr-reward": Toy("reward_model", "reward_model", "model: scores summaries, learned from the preferences"),
-    "toy-tldr-reward-lora": Toy("reward_model", "adapters/reward_model", "adapter: the same for toy-tldr-sft"),
+    "toy-reviews-classifier": Toy(
+        "toys", "", "model: a DistilBERT that tells favourable reviews from others"
+    ),
+    "toy-tldr": Toy(
+        "toys", "", "data: posts with summaries, good and bad, and preferences between them"
+    ),
+    "toy-tldr-sft": Toy(
+        "sft", "policy", "model: a GPT-NeoX that summarises such posts, often badly"
+    ),
+    "toy-tldr-reward": Toy(
+        "reward_model", "reward_model", "model: scores summaries, learned from the preferences"
+    ),
+    "toy-tldr-reward-lora": Toy(
+        "reward_model", "adapters/reward_model", "adapter: the same for toy-tldr-sft"
+    ),
     "toy-chat-words": Toy("toys", "", "tokenizer: the words of Blocksworld, with a chat template"),
-    "toy-qwen2-plans": Toy("sft", "policy", "model: a Qwen2 that plans in Blocksworld, with mistakes"),
+    "toy-qwen2-plans": Toy(
+        "sft", "policy", "model: a Qwen2 that plans in Blocksworld, with mistakes"
+    ),
     "toy-qwen3-chat": Toy("sft", "policy", "model: a Qwen3 that answers chats with such plans"),
 }
 
@@ -88,7 +100,9 @@ def _make(name: str, temporary: Path, folder: Path) -> None:
     if status != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         # A crash ends with our request to report it; the line before that says what went wrong.
-        reason = next((line for line in reversed(lines) if not line.startswith("This is a bug")), "")
+        reason = next(
+            (line for line in reversed(lines) if not line.startswith("This is a bug")), ""
+        )
         saved_log = log.replace(folder.with_name(f".{folder.name}.failed.log"))
         raise ToyError(
             f"{name}: expected `python {shown}` to end with status 0, got {status}: {reason}; see {saved_log}"

@@ -39,25 +39,36 @@ def byte_level_bpe(lines: Sequence[str], pad_token: str | None) -> Any:
     special = [end] if pad_token is None else [end, pad_token]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=1000, special_tokens=special, initial_alphabet=sorted(alphabet), show_progress=False
+        vocab_size=1000,
+        special_tokens=special,
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(lines, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=end, eos_token=end, pad_token=pad_token, padding_side="left"
+        tokenizer_object=tokenizer,
+        bos_token=end,
+        eos_token=end,
+        pad_token=pad_token,
+        padding_side="left",
     )
 
 
 def make_reviews(folder: Path) -> None:
     """The data set `toy-reviews`, with its tokenizer."""
     splits = {split: texts.review_rows(split, count, _SEED) for split, count in _REVIEWS.items()}
-    _write(folder, splits, byte_level_bpe([row["prompt"] for row in splits["train"]], pad_token=None))
+    _write(
+        folder, splits, byte_level_bpe([row["prompt"] for row in splits["train"]], pad_token=None)
+    )
 
 
 def make_tldr(folder: Path) -> None:
     """The data set `toy-tldr`, with its tokenizer."""
     splits = {split: texts.summary_rows(split, count, _SEED) for split, count in _SUMMARIES.items()}
     lines = [row["prompt"] + row["completion"] for row in splits["sft"]]
-    pairs = {split: texts.preference_rows(split, count, _SEED) for split, count in _PREFERENCES.items()}
+    pairs = {
+        split: texts.preference_rows(split, count, _SEED) for split, count in _PREFERENCES.items()
+    }
     _write(folder, splits | pairs, byte_level_bpe(lines, pad_token="[PAD]"))
 
 
@@ -69,7 +80,9 @@ def make_reviews_classifier(folder: Path) -> None:
     rows = texts.review_rows("classifier", 4096, _SEED)
     tokenizer = byte_level_bpe([row["prompt"] for row in rows], pad_token="[PAD]")
     tokenizer.padding_side = "right"
-    accuracy = train_classifier([row["prompt"] for row in rows], [row["label"] for row in rows], tokenizer, folder)
+    accuracy = train_classifier(
+        [row["prompt"] for row in rows], [row["label"] for row in rows], tokenizer, folder
+    )
     print(f"{accuracy:.1%} of the reviews, cut at random, classified correctly")
 
 
@@ -80,7 +93,9 @@ def make_chat_words(folder: Path) -> None:
 
     words = data.words_of_dataset(DataConfig())
     tokenizer = data.word_tokenizer([*words, "user", "assistant", "system"])
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    tokenizer.add_special_tokens(
+        {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
+    )
     tokenizer.chat_template = _CHAT_TEMPLATE
     hf.save_tokenizer(tokenizer, folder)
 
@@ -106,7 +121,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.name is None:
         for name, toy in toys.TOYS.items():
-            print(f"{name:<24} {toy.about}\n{'':<24} python {' '.join(toys.command_of(name, 'DIR'))}")
+            print(
+                f"{name:<24} {toy.about}\n{'':<24} python {' '.join(toys.command_of(name, 'DIR'))}"
+            )
         return
     if options.name not in MAKERS:
         raise ConfigError(f"name: expected one of {', '.join(MAKERS)}, got {options.name!r}")

@@ -16,10 +16,14 @@ _LEARNING_RATE = 2e-3
 def check_installed() -> None:
     """Raise a `ModelError` where torch, which trains the classifier, is not installed; it is not imported yet."""
     if find_spec("torch") is None:
-        raise ModelError("toy-reviews-classifier: expected torch to be installed: pip install 'jaxppo[sentiment]'")
+        raise ModelError(
+            "toy-reviews-classifier: expected torch to be installed: pip install 'jaxppo[sentiment]'"
+        )
 
 
-def train_classifier(texts: Sequence[str], labels: Sequence[int], tokenizer: Any, folder: Path, seed: int = 0) -> float:
+def train_classifier(
+    texts: Sequence[str], labels: Sequence[int], tokenizer: Any, folder: Path, seed: int = 0
+) -> float:
     """Train a DistilBERT of two layers, and write it with its tokenizer.
 
     Args:
@@ -57,9 +61,12 @@ def train_classifier(texts: Sequence[str], labels: Sequence[int], tokenizer: Any
     accuracies = []
     for _ in range(_STEPS):
         rows = torch.randint(len(texts), (_BATCH_SIZE,))
-        # As a reward the classifier also reads short completions, so it learns from reviews cut at random.
+        # As a reward the classifier also reads short completions, so it learns from reviews cut at
+        # random.
         length = int(torch.randint(8, ids.shape[1] + 1, ()))
-        output = model(input_ids=ids[rows, :length], attention_mask=mask[rows, :length], labels=targets[rows])
+        output = model(
+            input_ids=ids[rows, :length], attention_mask=mask[rows, :length], labels=targets[rows]
+        )
         optimizer.zero_grad()
         output.loss.backward()
         optimizer.step()

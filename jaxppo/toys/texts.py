@@ -32,7 +32,9 @@ def review(random: Random, favourable: bool) -> str:
 
     # Functions, so that only the sentence that is chosen draws its words.
     openings = [
-        lambda: f"i saw this {part()} with my {random.choice(_PEOPLE)} last {random.choice(_DAYS)} .",
+        lambda: (
+            f"i saw this {part()} with my {random.choice(_PEOPLE)} last {random.choice(_DAYS)} ."
+        ),
         lambda: f"my {random.choice(_PEOPLE)} told me about the {part()} of this film .",
         lambda: f"this movie has a {word()} {part()} .",
         lambda: f"on {random.choice(_DAYS)} we went to see a film with a {word()} {part()} .",
@@ -79,10 +81,19 @@ def favourable_words(completions: Sequence[str], **_: Any) -> list[float]:
 
 # ---------------------------------------------------------------------------------------------------------------- posts
 
-_WHO = [f"my {who}" for who in "sister boss neighbour roommate mother teacher cousin uncle landlord partner".split()]  # noqa: SIM905
+_RELATIONS = "sister boss neighbour roommate mother teacher cousin uncle landlord partner".split()  # noqa: SIM905
+_WHO = [f"my {relation}" for relation in _RELATIONS]
 _DEEDS = "broke lost sold painted borrowed dropped hid washed".split()  # noqa: SIM905
 _THINGS = "phone bike guitar car camera jacket laptop tent ladder kettle".split()  # noqa: SIM905
-_WISHES = ["an apology", "the money back", "a new one", "some quiet", "to move out", "to forget it", "a long talk"]
+_WISHES = [
+    "an apology",
+    "the money back",
+    "a new one",
+    "some quiet",
+    "to move out",
+    "to forget it",
+    "a long talk",
+]
 _ASIDES = [
     "we have known each other for years .",
     "it was raining all day .",
@@ -108,13 +119,22 @@ def post_row(name: str, random: Random) -> Row:
     middle = [f"{who} {deed} my {thing} .", f"{other} says it is nothing .", asides[0]]
     random.shuffle(middle)
     text = " ".join(["post :", *middle, f"i want {wish} .", asides[1], "tl;dr :"])
-    return {"id": name, "prompt": text, "who": who, "deed": f"{deed} my {thing}", "wish": wish, "other": other}
+    return {
+        "id": name,
+        "prompt": text,
+        "who": who,
+        "deed": f"{deed} my {thing}",
+        "wish": wish,
+        "other": other,
+    }
 
 
 def summary(row: Row, faults: Sequence[str], random: Random) -> str:
     """A summary of a post with the faults named: a fact of the wrong kind, the wish missing, or an aside too much."""
     who = row["other"] if "who" in faults else row["who"]
-    deed = f"{random.choice(_DEEDS)} my {random.choice(_THINGS)}" if "deed" in faults else row["deed"]
+    deed = (
+        f"{random.choice(_DEEDS)} my {random.choice(_THINGS)}" if "deed" in faults else row["deed"]
+    )
     wish = random.choice(_WISHES) if "wish" in faults else row["wish"]
     text = f" {who} {deed} ." if "missing" in faults else f" {who} {deed} and i want {wish} ."
     if "long" in faults:
@@ -153,7 +173,11 @@ def preference_rows(split: str, count: int, seed: int) -> list[Row]:
 
 
 def facts_kept(
-    completions: Sequence[str], who: Sequence[str], deed: Sequence[str], wish: Sequence[str], **_: Any
+    completions: Sequence[str],
+    who: Sequence[str],
+    deed: Sequence[str],
+    wish: Sequence[str],
+    **_: Any,
 ) -> list[float]:
     """A reward function: 1 for exactly the summary without faults, else the fraction of facts kept, halved."""
     scores = []

@@ -43,7 +43,9 @@ def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
     for judgement in judgements:
         if judgement.answer.recorded is not None and judgement.correct is not None:
             compared.append(judgement)
-    different = [judgement for judgement in compared if judgement.correct != judgement.answer.recorded]
+    different = [
+        judgement for judgement in compared if judgement.correct != judgement.answer.recorded
+    ]
     has_val = find_val() is not None
     reasons = _explain(different, has_val)
     counts = Counter(reasons)
@@ -95,7 +97,9 @@ def _table(compared: Sequence[Judgement]) -> list[dict[str, Any]]:
 def _explain(different: Sequence[Judgement], has_val: bool) -> list[Reason]:
     """Find the reason of each difference; VAL, which takes a process for a plan, is asked about the rest in one go."""
     reasons = list(map(_reason, different))
-    unexplained = [judgement for judgement, reason in zip(different, reasons, strict=True) if reason is None]
+    unexplained = [
+        judgement for judgement, reason in zip(different, reasons, strict=True) if reason is None
+    ]
     if has_val and unexplained:
         unexplained = ask_val(unexplained)
     reasons_by_val = map(_reason_by_val, unexplained)
@@ -109,10 +113,12 @@ def _reason(judgement: Judgement) -> Reason | None:
     possible_verdicts = [verdict.valid for verdict in _possible_verdicts(judgement)]
     if has_text_around and recorded in possible_verdicts:
         return Reason.AROUND
-    # VAL passes over surplus arguments of untyped actions, so a record made with it calls such plans valid.
+    # VAL passes over surplus arguments of untyped actions, so a record made with it calls such
+    # plans valid.
     if error is PlanError.WRONG_ARITY and recorded and _is_valid_without_surplus(judgement):
         return Reason.SURPLUS
-    # The names of an obfuscated domain come from a mapping, which is another one if the reference is foreign, too.
+    # The names of an obfuscated domain come from a mapping, which is another one if the reference
+    # is foreign, too.
     if error is PlanError.UNKNOWN_ACTION and _is_foreign(judgement, judgement.plan):
         reference = parse_plan_text(judgement.answer.reference)
         if not reference.actions or _is_foreign(judgement, reference):
@@ -155,7 +161,8 @@ def _is_foreign(judgement: Judgement, plan: ParsedPlan) -> bool:
 def _reason_by_val(judgement: Judgement) -> Reason:
     plan = judgement.plan
     val = judgement.val
-    # A record that VAL contradicts together with the verdict here is wrong, or about something else.
+    # A record that VAL contradicts together with the verdict here is wrong, or about something
+    # else.
     if val is None or val.valid != judgement.verdict.valid or plan.error is not None:
         return Reason.OTHER
     # Where somebody else cut another plan out of the answer, the record is about that one.
@@ -180,7 +187,9 @@ def second_opinions(judgements: Sequence[Judgement]) -> dict[str, Any]:
 
 def saved_by_rule(judgements: Sequence[Judgement]) -> dict[str, dict[str, int]]:
     """Count for each rule the answers that it reads, those that are valid, and those that strict reading loses."""
-    lost_by_strict = [judgement for judgement in judgements if not judgement.verdicts_by_rule[0].valid]
+    lost_by_strict = [
+        judgement for judgement in judgements if not judgement.verdicts_by_rule[0].valid
+    ]
     counts = {}
     for place, rule in enumerate(RULES):
         verdicts = [judgement.verdicts_by_rule[place] for judgement in judgements]
@@ -203,5 +212,7 @@ def extracted_alike(judgements: Sequence[Judgement]) -> dict[str, int]:
         # Where the file itself found no plan there is nothing to compare.
         if extracted.error is None:
             num_compared += 1
-            num_equal += judgement.plan.error is None and judgement.plan.actions == extracted.actions
+            num_equal += (
+                judgement.plan.error is None and judgement.plan.actions == extracted.actions
+            )
     return {"compared": num_compared, "equal": num_equal}

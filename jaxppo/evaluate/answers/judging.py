@@ -111,7 +111,9 @@ class AnswerJudge:
         self._verdicts: dict[_Case, PlanVerdict] = {}
         self._readings_by_text: dict[tuple[int, str], list[_Reading]] = {}
 
-    def __call__(self, answers: Iterable[PlanAnswer | UnusableAnswer]) -> tuple[list[Judgement], list[UnusableAnswer]]:
+    def __call__(
+        self, answers: Iterable[PlanAnswer | UnusableAnswer]
+    ) -> tuple[list[Judgement], list[UnusableAnswer]]:
         """Judge answers; those that cannot be judged are lines with the reason."""
         judgements: list[Judgement] = []
         unread: list[UnusableAnswer] = []
@@ -129,7 +131,8 @@ class AnswerJudge:
     def _judge(self, answer: PlanAnswer) -> Judgement:
         task = self._problems.find(answer)
         readings = self._readings(task, answer.text)
-        # The plan of a verification is part of the prompt: it is read strictly, whatever the rule for answers is.
+        # The plan of a verification is part of the prompt: it is read strictly, whatever the rule
+        # for answers is.
         reading = readings[0 if answer.task == VERIFICATION else self._rule]
         verdicts_by_rule = tuple(reading.verdict for reading in readings)
         return Judgement(
@@ -213,7 +216,8 @@ def ask_val(judgements: Sequence[Judgement]) -> list[Judgement]:
     except ValidatorError:
         if find_val() is None:
             raise
-        # One problem that VAL refuses costs all of a call their verdicts, so each problem gets a call of its own.
+        # One problem that VAL refuses costs all of a call their verdicts, so each problem gets a
+        # call of its own.
         verdicts = {}
         for cases in grouped(tasks, lambda case: case[0]).values():
             with suppress(ValidatorError):

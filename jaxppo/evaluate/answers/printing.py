@@ -33,21 +33,32 @@ def print_answers(console: Console, content: Mapping[str, Any]) -> None:
     """Print the tables, the differences from the record, and a line for each thing that could not be used."""
     console.result_table("Valid plans", [_row(*cell) for cell in cells_of(content)], _COLUMNS, 3)
     rules = [{"rule": rule, **counts} for rule, counts in content["extraction"]["rules"].items()]
-    title = f"Answers by the rule that cuts the plan out (judged here: {content['extraction']['rule']})"
+    title = (
+        f"Answers by the rule that cuts the plan out (judged here: {content['extraction']['rule']})"
+    )
     console.result_table(title, rules, ("rule", "readable", "valid", "saved"))
     _print_recorded(console, content["recorded"])
     extracted = content["extracted"]
     if extracted["compared"]:
-        console.result(f"read as extracted_llm_plan has it: {extracted['equal']} of {extracted['compared']}")
+        console.result(
+            f"read as extracted_llm_plan has it: {extracted['equal']} of {extracted['compared']}"
+        )
     val = content["val"]
     if val["asked"]:
         console.result(f"VAL, asked about {val['asked']} answers, agrees on {val['equal']}")
         differences = val["differences"]
-        _print_lines(console, [f"{line['source']}: {line['verdict']}, VAL: {line['val']}" for line in differences])
+        _print_lines(
+            console,
+            [f"{line['source']}: {line['verdict']}, VAL: {line['val']}" for line in differences],
+        )
     note = "characters are not looked at, and count as no plan"
-    _print_lines(console, [f"{line['source']}: {line['characters']} {note}" for line in content["too_long"]])
+    _print_lines(
+        console, [f"{line['source']}: {line['characters']} {note}" for line in content["too_long"]]
+    )
     answers = content["answers"]
-    console.result(f"{answers['judged']} answers judged, {answers['not_judged']} files or answers not")
+    console.result(
+        f"{answers['judged']} answers judged, {answers['not_judged']} files or answers not"
+    )
     _print_lines(console, [f"{line['source']}: {line['reason']}" for line in content["not_judged"]])
 
 
@@ -66,7 +77,9 @@ def _row(
         "prompt": prompt,
         "n": str(cell["answers"]),
         "valid": interval_text(cell["validity"]),
-        "most fail by": f"{commonest.replace('_', ' ')} ({failures[commonest]})" if commonest else "-",
+        "most fail by": f"{commonest.replace('_', ' ')} ({failures[commonest]})"
+        if commonest
+        else "-",
     }
     # A terminal has no room for more intervals than that of the validity.
     for column, name in _SHORT_COLUMNS.items():
@@ -82,7 +95,9 @@ def _print_recorded(console: Console, recorded: Mapping[str, Any]) -> None:
     for counts in recorded["table"]:
         rows.append({name: str(value) for name, value in counts.items()})
     console.result_table("Correct as recorded and as judged here", rows, tuple(rows[0]), 4)
-    console.result(f"\nrecorded verdicts: {recorded['equal']} of {recorded['compared']} are the same")
+    console.result(
+        f"\nrecorded verdicts: {recorded['equal']} of {recorded['compared']} are the same"
+    )
     for reason, count in recorded["reasons"].items():
         if count:
             console.result(f"  {count} {reason}")
@@ -92,14 +107,17 @@ def _print_recorded(console: Console, recorded: Mapping[str, Any]) -> None:
     lines = []
     for case in different:
         record = "valid" if case["recorded"] else "invalid"
-        lines.append(f"{case['source']}: recorded {record}, here {case['verdict']}: {case['reason']}")
+        lines.append(
+            f"{case['source']}: recorded {record}, here {case['verdict']}: {case['reason']}"
+        )
     _print_lines(console, lines)
 
 
 def _print_lines(console: Console, lines: Sequence[str]) -> None:
     """Print the first lines, and how many more there are."""
     for line in lines[:_MAX_LINES]:
-        # Sources and reasons are from others' files: no control characters, and no line without an end.
+        # Sources and reasons are from others' files: no control characters, and no line without an
+        # end.
         console.result(f"  {sanitize(line, 300)}")
     if len(lines) > _MAX_LINES:
         console.result(f"  and {len(lines) - _MAX_LINES} more, in eval.json")

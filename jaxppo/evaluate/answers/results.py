@@ -32,7 +32,15 @@ from jaxppo.planning.language.plans import PlanError
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES, check_validator
 
 NO_VERDICT = "no_verdict"
-BREAKS = (VALID, "goal_not_reached", "second_half", "first_half", "first_step", "syntax", NO_VERDICT)
+BREAKS = (
+    VALID,
+    "goal_not_reached",
+    "second_half",
+    "first_half",
+    "first_step",
+    "syntax",
+    NO_VERDICT,
+)
 """Where plans break: not at all, at their end, after or before their middle, at their first step, as text."""
 
 
@@ -70,8 +78,11 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
     judgements, unread = judge(answers)
     if not judgements:
         reason = f", as {unread[0].source}: {unread[0].reason}" if unread else ""
-        raise DataError(f"plans: expected at least one answer to judge in {config.plans}, got none{reason}")
-    # The built-in validator has judged already. VAL is a second judge, whose verdicts are listed where they differ.
+        raise DataError(
+            f"plans: expected at least one answer to judge in {config.plans}, got none{reason}"
+        )
+    # The built-in validator has judged already. VAL is a second judge, whose verdicts are listed
+    # where they differ.
     if uses_val:
         judgements = ask_val(judgements)
     rows = rows_of(judgements, problems)
@@ -79,7 +90,9 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
     own_plans = [judgement for judgement in judgements if judgement.answer.task != VERIFICATION]
     content = {
         "models": {model: plan_results(model_rows, edges) for model, model_rows in rows.items()},
-        "where_plans_break": {model: break_counts(model_rows) for model, model_rows in rows.items()},
+        "where_plans_break": {
+            model: break_counts(model_rows) for model, model_rows in rows.items()
+        },
         "answers": {"judged": len(judgements), "not_judged": len(unread)},
         "too_long": _too_long(judgements),
         "not_judged": [line._asdict() for line in unread],

@@ -91,7 +91,15 @@ def parse_name(value: Any, name: str) -> str:
 
 
 # CSV has texts alone, and spreadsheets write `TRUE`; JSON has true or 1.
-_VERDICTS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": None}
+_VERDICTS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "": None,
+}
 
 
 def parse_verdict(value: Any, name: str) -> bool | None:

@@ -55,7 +55,9 @@ def with_column_names(columns: Columns, column_names: Mapping[str, str]) -> Colu
     return {**columns, **{name: (column,) for name, column in column_names.items()}}
 
 
-def read_row(row: Mapping[str, Any], columns: Columns, source: str, defaults: Mapping[str, str]) -> PlanAnswer:
+def read_row(
+    row: Mapping[str, Any], columns: Columns, source: str, defaults: Mapping[str, str]
+) -> PlanAnswer:
     """Make an answer of a row.
 
     Args:
@@ -73,7 +75,9 @@ def read_row(row: Mapping[str, Any], columns: Columns, source: str, defaults: Ma
         if column is not None:
             values[field] = row[column]
         elif field in ("plan", "problem"):
-            raise DataError(f"expected the column {' or '.join(column_names)}, got {', '.join(map(str, row)):.100}")
+            raise DataError(
+                f"expected the column {' or '.join(column_names)}, got {', '.join(map(str, row)):.100}"
+            )
 
     def name(field: str) -> str:
         return parse_name(values.get(field), field) or defaults.get(field, "")
@@ -81,7 +85,8 @@ def read_row(row: Mapping[str, Any], columns: Columns, source: str, defaults: Ma
     problem = name("problem")
     if not problem.strip():
         raise DataError("problem: expected a name, a file or PDDL, got nothing")
-    # PlanBench's own extraction, to compare with; where it is the answer itself, there is nothing to compare.
+    # PlanBench's own extraction, to compare with; where it is the answer itself, there is nothing
+    # to compare.
     extracted = row.get("extracted_llm_plan")
     is_answer = "extracted_llm_plan" in columns["plan"] and "extracted_llm_plan" in row
     return PlanAnswer(
@@ -103,7 +108,8 @@ def _plan_text(value: Any) -> str:
         value = value.get("plan")
     if isinstance(value, list) and value and isinstance(value[0], list):
         value = value[0]
-    # It is only compared with the answer, so one that cannot be read loses nothing but the comparison.
+    # It is only compared with the answer, so one that cannot be read loses nothing but the
+    # comparison.
     try:
         return parse_plan_field(value, "reference") or ""
     except DataError:

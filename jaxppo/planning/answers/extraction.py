@@ -19,7 +19,8 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 MAX_CHARACTERS = 1_000_000
 """Of an answer; a longer one is not looked at, and is no plan by any rule."""
 
-# Possessive quantifiers, here and in `steps`: an answer of a million characters must not take longer than linear time.
+# Possessive quantifiers, here and in `steps`: an answer of a million characters must not take
+# longer than linear time.
 _FENCE = r"^[ \t]*+`{3,}+[^\n`]*+$"
 _TAGS = r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>"
 _MARK = re.compile(rf"{_FENCE}|{_TAGS}", re.IGNORECASE | re.MULTILINE)
@@ -74,7 +75,8 @@ class PlanReader:
 
     def _fenced_plan(self, text: str) -> tuple[Action, ...] | None:
         """Return the plan between two marks: of several pieces, the last that is a plan by itself."""
-        # Every second piece is between two marks; one mark alone has the plan after it, or else before it.
+        # Every second piece is between two marks; one mark alone has the plan after it, or else
+        # before it.
         pieces = _MARK.split(text)
         candidates = pieces[1::2]
         if len(pieces) == 2:

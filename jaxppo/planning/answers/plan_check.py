@@ -36,7 +36,9 @@ class PlanCheck(NamedTuple):
     val: PlanVerdict | None
 
 
-def check_plan(domain_pddl: str, problem_pddl: str, plan_text: str, ask_val: bool = False) -> PlanCheck:
+def check_plan(
+    domain_pddl: str, problem_pddl: str, plan_text: str, ask_val: bool = False
+) -> PlanCheck:
     """Judge a plan, and say what is missing where it stops.
 
     Args:
@@ -57,7 +59,8 @@ def check_plan(domain_pddl: str, problem_pddl: str, plan_text: str, ask_val: boo
     else:
         steps = plan.actions
         written_steps = tuple(map(format_action, plan.actions))
-    # Read even where the plan is no plan, so that an error of the domain or the problem is raised first.
+    # Read even where the plan is no plan, so that an error of the domain or the problem is raised
+    # first.
     is_builtin = read_names(domain_pddl, problem_pddl).beyond is None
     judge = "builtin" if is_builtin else "val"
     if plan.error is not None:
@@ -67,7 +70,9 @@ def check_plan(domain_pddl: str, problem_pddl: str, plan_text: str, ask_val: boo
     unmet = Unmet((), ())
     # A plan that is too much work to judge is too much to explain, too.
     if is_builtin and verdict.error is not PlanError.VALIDATOR_TIMEOUT:
-        unmet = unmet_conditions(parse_problem(problem_pddl, parse_domain(domain_pddl)), plan.actions)
+        unmet = unmet_conditions(
+            parse_problem(problem_pddl, parse_domain(domain_pddl)), plan.actions
+        )
     val = run_val(domain_pddl, problem_pddl, steps) if ask_val else None
     return PlanCheck(verdict, judge, written_steps, unmet, val)
 
@@ -80,7 +85,9 @@ def _read_plan(domain_pddl: str, problem_pddl: str, plan_text: str) -> ParsedPla
     # Steps at the same time have no order, so such a text is no plan of a problem without time.
     starts = {step.start for step in timed.steps}
     if timed.error is None and timed.steps and len(starts) == len(timed.steps):
-        return ParsedPlan(tuple(step.action for step in sorted(timed.steps, key=lambda step: step.start)))
+        return ParsedPlan(
+            tuple(step.action for step in sorted(timed.steps, key=lambda step: step.start))
+        )
     return parse_plan_text(plan_text)
 
 
@@ -99,7 +106,8 @@ def check_as_json(check: PlanCheck) -> dict[str, Any]:
         "error": verdict.error,
         "failed_step": step,
         "failed_action": failed_action,
-        "unmet_preconditions": check.unmet.preconditions or _failed_conditions(check, PlanError.PRECONDITION),
+        "unmet_preconditions": check.unmet.preconditions
+        or _failed_conditions(check, PlanError.PRECONDITION),
         "unmet_goals": check.unmet.goals or _failed_conditions(check, PlanError.GOAL_NOT_REACHED),
         "steps": len(check.steps),
         "executed_steps": verdict.executed_steps,
@@ -135,9 +143,13 @@ def check_as_text(check: PlanCheck) -> str:
     step = content["failed_step"]
     steps = content["steps"]
     if content["error"] == PlanError.SYNTAX:
-        lines.append(f"no plan: step {step or 1} cannot be read; expected '(action argument ...)' one after another")
+        lines.append(
+            f"no plan: step {step or 1} cannot be read; expected '(action argument ...)' one after another"
+        )
     elif step is not None:
-        lines.append(f"step {step} of {steps}: {content['failed_action']}: {_words(content['error'])}")
+        lines.append(
+            f"step {step} of {steps}: {content['failed_action']}: {_words(content['error'])}"
+        )
     elif content["error"] is not None:
         lines.append(_words(content["error"]))
     lines += [f"  missing: {condition}" for condition in content["unmet_preconditions"]]
@@ -151,7 +163,11 @@ def check_as_text(check: PlanCheck) -> str:
     if check.judge == "val":
         lines.append("by VAL: the built-in validator does not cover this problem")
     if check.val is not None:
-        line = "VAL: plan valid" if check.val.valid else f"VAL: plan not valid{check.val.write_fault()}"
+        line = (
+            "VAL: plan valid"
+            if check.val.valid
+            else f"VAL: plan not valid{check.val.write_fault()}"
+        )
         if check.val.valid != check.verdict.valid:
             line += "  <- not what is said above"
         lines.append(line)

@@ -17,7 +17,9 @@ def is_plan_file(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None
 
 
-def read_plan_file(path: Path, source: Path, label: str, folders: Collection[str]) -> PlanAnswer | UnusableAnswer:
+def read_plan_file(
+    path: Path, source: Path, label: str, folders: Collection[str]
+) -> PlanAnswer | UnusableAnswer:
     """Read a plan; its name is that of its problem, several of one name are several answers.
 
     The innermost folder in whose name there are problems is the domain; what lies above it, in `source`, is the model.

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import DataError
-from jaxppo.planning.answers.answer import GENERATION, OPTIMALITY, VERIFICATION, PlanAnswer, UnusableAnswer
+from jaxppo.planning.answers.answer import (
+    GENERATION,
+    OPTIMALITY,
+    VERIFICATION,
+    PlanAnswer,
+    UnusableAnswer,
+)
 from jaxppo.planning.answers.columns import PLANBENCH, read_row, with_column_names
 from jaxppo.planning.importing.planbench import config_of, read_instances, task_number
 
@@ -56,7 +62,9 @@ def read_results(
             place = f"{label}: instance {instance.get('instance_id')!s:.40}"
             if task == VERIFICATION:
                 instance = _as_verification(instance)
-            elif not any(instance.get(name) is not None for name in (*columns["plan"], "llm_raw_response")):
+            elif not any(
+                instance.get(name) is not None for name in (*columns["plan"], "llm_raw_response")
+            ):
                 # Counted, and one line in the end: whole files may have no answers.
                 if "messages" in instance:
                     n_dialogues += 1
@@ -64,7 +72,9 @@ def read_results(
                     n_unanswered += 1
                 continue
             answer = read_row(instance, columns, place, defaults)
-            yield answer._replace(task=task, prompt_pddl=_prompt_pddl(instance), claim=instance.get("claim"))
+            yield answer._replace(
+                task=task, prompt_pddl=_prompt_pddl(instance), claim=instance.get("claim")
+            )
         except DataError as error:
             yield UnusableAnswer.from_error(place, error)
     total = len(content["instances"])

@@ -60,8 +60,11 @@ class Problems:
 
     def __init__(self, pddl_dir: Path | None):
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
-        # Two caches, as several names may stand for one problem: verdicts are remembered by the identity of its task.
-        self._task_by_name: ErrorCache[tuple[str, str, tuple[str, str] | None], AnsweredProblem] = ErrorCache()
+        # Two caches, as several names may stand for one problem: verdicts are remembered by the
+        # identity of its task.
+        self._task_by_name: ErrorCache[tuple[str, str, tuple[str, str] | None], AnsweredProblem] = (
+            ErrorCache()
+        )
         self._task_by_texts: dict[_ProblemTexts, AnsweredProblem] = {}
         self._references: dict[tuple[int, str], tuple[str, ...]] = {}
 
@@ -95,7 +98,8 @@ class Problems:
         key = (id(task), text)
         if key not in self._references:
             plan = task.reader.read(text, "strict")
-            # Lengths and costs are compared with it, so a reference that is no valid plan counts as none.
+            # Lengths and costs are compared with it, so a reference that is no valid plan counts as
+            # none.
             is_valid = False
             if plan.error is None and plan.actions and task.problem is not None:
                 is_valid = validate_actions(task.domain_pddl, task.problem_pddl, plan.actions).valid
@@ -108,7 +112,9 @@ class Problems:
             # Where the PDDL that a prompt shows cannot be read, its files are what is left.
             with suppress(PddlError):
                 name = f"{answer.domain}/{answer.problem}"
-                return self._task_of_texts(answer, _ProblemTexts(*answer.prompt_pddl, name, answer.domain))
+                return self._task_of_texts(
+                    answer, _ProblemTexts(*answer.prompt_pddl, name, answer.domain)
+                )
         return self._task_of_texts(answer, self._texts(answer))
 
     def _task_of_texts(self, answer: PlanAnswer, texts: _ProblemTexts) -> AnsweredProblem:
@@ -126,7 +132,9 @@ class Problems:
         config = self._instances.configs.get(answer.domain) if self._instances else None
         sentences = Sentences(config, names) if config else None
         reader = PlanReader(names, sentences)
-        task = AnsweredProblem(texts.id, texts.domain, texts.domain_pddl, texts.problem_pddl, problem, reader)
+        task = AnsweredProblem(
+            texts.id, texts.domain, texts.domain_pddl, texts.problem_pddl, problem, reader
+        )
         self._task_by_texts[texts] = task
         return task
 
@@ -147,7 +155,9 @@ class Problems:
     @property
     def _folder(self) -> PddlFolder:
         if self._instances is None:
-            raise DataError("pddl_dir: expected a folder with the problem, as the answer has only its name, got none")
+            raise DataError(
+                "pddl_dir: expected a folder with the problem, as the answer has only its name, got none"
+            )
         return self._instances.folder
 
     @cached_property
@@ -177,7 +187,9 @@ class Problems:
         """Find the file of a problem, and the text of its domain."""
         if self._instances is not None and self._is_instance(answer):
             # Without a plan: the answer's own must not decide which problem it is judged on.
-            files = self._instances.files_of(Entry(answer.domain, answer.problem, "", answer.source, {}))
+            files = self._instances.files_of(
+                Entry(answer.domain, answer.problem, "", answer.source, {})
+            )
             return files.problem, files.domain.text
         problem = self._only_problem(answer)
         if is_pddl(answer.domain):
@@ -190,7 +202,8 @@ class Problems:
         """Return whether a problem is named by the number of an instance."""
         if answer.domain in self.configs:
             return True
-        # In a folder of numbered instances `7` is none of a file's names, while `p01` or `easy/p01` is.
+        # In a folder of numbered instances `7` is none of a file's names, while `p01` or `easy/p01`
+        # is.
         is_file = answer.problem in self._paths_by_label or answer.problem in self._paths_by_name
         return answer.domain in self.folders and not is_file
 

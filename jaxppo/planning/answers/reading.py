@@ -17,7 +17,10 @@ _PLANBENCH = ".json"
 
 
 def read_answers(
-    source: Path, column_names: Mapping[str, str], configs: Collection[str], folders: Collection[str]
+    source: Path,
+    column_names: Mapping[str, str],
+    configs: Collection[str],
+    folders: Collection[str],
 ) -> Answers:
     """Read the answers of a file, or of all files in a folder; what cannot be read is a line, never an exception.
 
@@ -40,7 +43,9 @@ def read_answers(
         counts = ", ".join(f"{count} with {suffix}" for suffix, count in kinds.most_common(3))
         content = (counts or "an empty folder") if source.is_dir() else str(source)
         endings = ", ".join([*suffixes, ".plan"])
-        raise DataError(f"plans: expected files that end with {endings} (a plan alone: PROBLEM.plan), got {content}")
+        raise DataError(
+            f"plans: expected files that end with {endings} (a plan alone: PROBLEM.plan), got {content}"
+        )
     # Other files of a folder are none of ours: result folders also have logs and pictures.
     for path in files:
         label = file_label(path, source)
@@ -57,11 +62,16 @@ def _read_table(path: Path, label: str, column_names: Mapping[str, str]) -> Answ
     """Read a row at a time; a model that no row names is called like the file."""
     columns = with_column_names(TABLE, column_names)
     defaults = {"model": path.stem, "prompt": "answers"}
-    # Inside, an error of one row, after which the next is read; outside, one of the file, which ends it.
+    # Inside, an error of one row, after which the next is read; outside, one of the file, which
+    # ends it.
     try:
         for place, row in READERS[path.suffix.lower()](path, label):
             try:
-                yield row if isinstance(row, UnusableAnswer) else read_row(row, columns, place, defaults)
+                yield (
+                    row
+                    if isinstance(row, UnusableAnswer)
+                    else read_row(row, columns, place, defaults)
+                )
             except DataError as error:
                 yield UnusableAnswer.from_error(place, error)
     except DataError as error:

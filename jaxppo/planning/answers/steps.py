@@ -13,10 +13,13 @@ from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import NAME_PATTERN, Action, Span
 from jaxppo.planning.language.task import Problem
 
-# Typography that models write in place of plain characters, by code point: dashes, blanks, quotes, CJK punctuation.
+# Typography that models write in place of plain characters, by code point: dashes, blanks, quotes,
+# CJK punctuation.
 _DASHES = dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xFE63, 0xFF0D), "-")
 _BLANKS = dict.fromkeys((0xA0, 0x1680, 0x202F, 0x205F, 0x3000, *range(0x2000, 0x200B)), " ")
-_QUOTES = dict.fromkeys((0xAB, 0xBB, *range(0x201C, 0x2020)), '"') | dict.fromkeys(range(0x2018, 0x201C), "'")
+_QUOTES = dict.fromkeys((0xAB, 0xBB, *range(0x201C, 0x2020)), '"') | dict.fromkeys(
+    range(0x2018, 0x201C), "'"
+)
 _FULL_WIDTH = {0xFF08: "(", 0xFF09: ")", 0xFF0C: ","}
 _INVISIBLE = dict.fromkeys((0x200B, 0xFEFF), None)
 _CHARACTERS = _DASHES | _BLANKS | _QUOTES | _FULL_WIDTH | _INVISIBLE
@@ -24,7 +27,9 @@ _CHARACTERS = _DASHES | _BLANKS | _QUOTES | _FULL_WIDTH | _INVISIBLE
 _LINE_BREAK = re.compile(r"\\\\|\\\n|<br ?/?>", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\([_\-#&%$])")
 _LATEX = re.compile(r"\\(?:[A-Za-z]++\{?|[()\[\]])")
-_EMPHASIS = re.compile(r"\*++|(?<!`)`{1,2}+(?!`)|\$++|(?<![\w-])_+(?=\w)|(?<=\w)_+(?![\w-])|</?[bi]>|</?code>")
+_EMPHASIS = re.compile(
+    r"\*++|(?<!`)`{1,2}+(?!`)|\$++|(?<![\w-])_+(?=\w)|(?<=\w)_+(?![\w-])|</?[bi]>|</?code>"
+)
 
 _NOTHING = "(?!)"
 """The pattern that matches nothing: `|` of no alternatives would match everything."""
@@ -33,15 +38,20 @@ _JSON_STEP = (
     r'"(?:action|name|operator|op)"\s*+:\s*+"({operators})"\s*+,\s*+'
     r'"(?:args|arguments|parameters|params|objects)"\s*+:\s*+\[([^\[\]{{}}]{{0,1000}}+)\]'
 )
-# A step that has other words than these before it in its line is spoken about, and not part of a plan.
+# A step that has other words than these before it in its line is spoken about, and not part of a
+# plan.
 _WORDS = r"step|steps|action|actions|move|then|next|first|firstly|second|third|finally|lastly|and|now|after that|plan"
 _LABELS = rf'[^\w()]*+(?:(?:(?:{_WORDS})(?!\w)|\d++|[a-z](?=[.)])|(?<=")\w++")[^\w(]*+)*+'
 _LABEL = re.compile(rf"(?:[^()\n]{{0,200}}:)?{_LABELS}", re.IGNORECASE)
 """What may stand before a step in its line."""
 _BETWEEN = re.compile(rf"(?!\s*+:){_LABELS}", re.IGNORECASE)
 """What may stand between two steps of a line; what follows a colon explains the step before it."""
-_DENIAL = re.compile(r"\s++(?:is|are|was|would|will|can|could|should|may)(?:\s*+not\b|n't|\s++no\b)", re.IGNORECASE)
-_NUMBER = re.compile(r"[^\w()]*+(?:(?:step|action|move)s?[^\w()]*+)?(\d{1,6}+)(?![\w-])", re.IGNORECASE)
+_DENIAL = re.compile(
+    r"\s++(?:is|are|was|would|will|can|could|should|may)(?:\s*+not\b|n't|\s++no\b)", re.IGNORECASE
+)
+_NUMBER = re.compile(
+    r"[^\w()]*+(?:(?:step|action|move)s?[^\w()]*+)?(\d{1,6}+)(?![\w-])", re.IGNORECASE
+)
 _CLOSING = re.compile(r"[^\w()]*+")
 _SECTION = re.compile(r"^\s*+(?:#|-{3,}+\s*+$|={3,}+\s*+$|`{3,})|:[^\w]*+$")
 _REJECTION = re.compile(
@@ -82,7 +92,8 @@ class _Line(NamedTuple):
 def plain(text: str) -> str:
     """Write a text without typography: unicode dashes, blanks and quotes, emphasis, LaTeX commands."""
     text = text.translate(_CHARACTERS)
-    # Escapes before commands and emphasis: an escaped underscore is part of a name, not the start of italics.
+    # Escapes before commands and emphasis: an escaped underscore is part of a name, not the start
+    # of italics.
     text = _LINE_BREAK.sub("\n", text)
     text = _ESCAPED.sub(r"\1", text)
     text = _LATEX.sub(" ", text)
@@ -115,7 +126,8 @@ class StepFinder:
         longest: tuple[Action, ...] = ()
         for step_list in lists[-_MAX_LISTS:]:
             steps = tuple(step_list.steps)
-            # A list that begins with 3 is the rest of one whose beginning cannot be read, and no plan.
+            # A list that begins with 3 is the rest of one whose beginning cannot be read, and no
+            # plan.
             if step_list.first_number in (None, 0, 1) and not _is_remark(steps, longest):
                 plans.append(steps)
                 longest = max(longest, steps, key=len)
@@ -140,7 +152,9 @@ class StepFinder:
                 heading = None
                 if current is None or not current.add(line):
                     lists.append(_StepList(line))
-            elif current is not None and line.is_denied and line.number == (current.number or 0) + 1:
+            elif (
+                current is not None and line.is_denied and line.number == (current.number or 0) + 1
+            ):
                 current.number = line.number
             elif line.number is not None and (current is None or line.indent <= current.indent):
                 heading = line.number
@@ -151,7 +165,8 @@ class StepFinder:
 
     def _lines(self, text: str) -> Iterator[_Line]:
         """Yield each line with the steps that begin in it and count."""
-        # Steps are found in the whole text, as one in JSON or in parentheses may go over several lines.
+        # Steps are found in the whole text, as one in JSON or in parentheses may go over several
+        # lines.
         all_steps = self._find(text)
         next_step = 0
         start = 0
@@ -177,15 +192,20 @@ class StepFinder:
 
     def _find(self, text: str) -> list[FoundStep]:
         """Find what reads as a step, wherever it stands; those that the domain has before others."""
-        # In this order: of readings that begin at one place the first counts, and the more particular are more certain.
+        # In this order: of readings that begin at one place the first counts, and the more
+        # particular are more certain.
         steps = [*self._in_json(text), *self._functional(text), *self._in_parentheses(text)]
         if self._sentences is not None:
             steps += [FoundStep(*step) for step in self._sentences.find(text)]
         steps += self._bare(text)
         if steps:
             return _without_overlaps(steps)
-        # No action is the domain's: any `(name ...)` is one, so that answers in other names are judged, as wrong.
-        return [FoundStep(match.span(), tuple(_words(match[1]))) for match in _IN_PARENTHESES.finditer(text)]
+        # No action is the domain's: any `(name ...)` is one, so that answers in other names are
+        # judged, as wrong.
+        return [
+            FoundStep(match.span(), tuple(_words(match[1])))
+            for match in _IN_PARENTHESES.finditer(text)
+        ]
 
     def _in_parentheses(self, text: str) -> Iterator[FoundStep]:
         """Find `(stack a b)`."""
@@ -198,7 +218,9 @@ class StepFinder:
         """Find `stack(a, b)`; with commas, an argument may have several words."""
         for match in self._call_pattern.finditer(text):
             parts = match[2].split(",") if "," in match[2] else match[2].split()
-            yield FoundStep(match.span(), self._action(match[1], [" ".join(part.split()) for part in parts]))
+            yield FoundStep(
+                match.span(), self._action(match[1], [" ".join(part.split()) for part in parts])
+            )
 
     def _in_json(self, text: str) -> Iterator[FoundStep]:
         """Find `{"action": "stack", "args": ["a", "b"]}`."""
@@ -220,7 +242,8 @@ class StepFinder:
         arguments = [argument.lower() for argument in arguments if argument]
         objects = [self._objects[argument] for argument in arguments if argument in self._objects]
         arity = self._arity(operator)
-        # `stack block a on block b`: surplus words go only if the objects alone are the right number.
+        # `stack block a on block b`: surplus words go only if the objects alone are the right
+        # number.
         if len(arguments) > arity and len(objects) == arity:
             return (operator, *objects)
         return (operator, *(self._objects.get(argument, argument) for argument in arguments))
@@ -242,7 +265,9 @@ class StepFinder:
 
     @cached_property
     def _call_pattern(self) -> re.Pattern[str]:
-        return re.compile(rf"(?<![\w-])({self._operator_pattern}) ?\(([\w\s,\-]{{0,1000}}+)\)", re.IGNORECASE)
+        return re.compile(
+            rf"(?<![\w-])({self._operator_pattern}) ?\(([\w\s,\-]{{0,1000}}+)\)", re.IGNORECASE
+        )
 
     @cached_property
     def _json_pattern(self) -> re.Pattern[str]:
@@ -329,7 +354,9 @@ class _StepList:
         elif self.number is None or line.number is None:
             # Numbered and unnumbered lines are no list together.
             return self.number is not None and (is_deeper or is_repeated)
-        elif (line.number == self.number and is_repeated) or (line.number <= self.number and is_deeper):
+        elif (line.number == self.number and is_repeated) or (
+            line.number <= self.number and is_deeper
+        ):
             return True
         elif line.number == self.number and line.indent == self.indent:
             # One item on several lines, each with its number.

@@ -63,5 +63,9 @@ def _parquet(path: Path, label: str) -> Rows:
         yield f"{label}: row {number}", row
 
 
-READERS: Mapping[str, Callable[[Path, str], Rows]] = {".jsonl": _json_lines, ".csv": _csv, ".parquet": _parquet}
+READERS: Mapping[str, Callable[[Path, str], Rows]] = {
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
 """What a file's name ends with to what reads it; a file that cannot be read at all is a `DataError`."""

@@ -8,7 +8,13 @@ from statistics import median_low
 from typing import Any
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning.datasets.candidates import PROBLEM_NAME, Attempt, Candidate, SplitBuilder, SplitSpec
+from jaxppo.planning.datasets.candidates import (
+    PROBLEM_NAME,
+    Attempt,
+    Candidate,
+    SplitBuilder,
+    SplitSpec,
+)
 from jaxppo.planning.datasets.config import BuildConfig, parse_domain_sizes, parse_lengths
 from jaxppo.planning.datasets.folder import Rejected, write_dataset
 from jaxppo.planning.datasets.renamed_rows import renamed_rows
@@ -95,13 +101,16 @@ def _check(config: BuildConfig) -> None:
                 raise ConfigError(f"{field}: expected some of {', '.join(DOMAINS)}, got {name!r}")
     for name, sizes in parse_domain_sizes(config.train_sizes).items():
         if name not in (*config.domains, *config.unseen_domains):
-            raise ConfigError(f"train_sizes: expected a domain in use, got {name}:{sizes[0]}-{sizes[-1]}")
+            raise ConfigError(
+                f"train_sizes: expected a domain in use, got {name}:{sizes[0]}-{sizes[-1]}"
+            )
         offered = DOMAINS[name].sizes
         if not set(sizes) <= set(offered):
             raise ConfigError(
                 f"train_sizes: expected sizes {offered[0]} to {offered[-1]}, got {name}:{sizes[0]}-{sizes[-1]}"
             )
-    # Imports can do without a planner (`none`), which `check_planners` allows; here that is an unknown one.
+    # Imports can do without a planner (`none`), which `check_planners` allows; here that is an
+    # unknown one.
     planner_version(config.planners.planner)
     check_planners(config.planners, config.use_val)
 
@@ -118,8 +127,12 @@ def _fill_splits(config: BuildConfig, plans: Path, terminal: Terminal) -> list[S
     """
     builders = [SplitBuilder(spec) for spec in _first_specs(config)]
     waiting_domains = list(config.domains) if config.n_test else []
-    total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(waiting_domains)
-    terminal.print(f"{total} rows wanted, into {config.output_dir}; after a stop, run the same command again")
+    total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(
+        waiting_domains
+    )
+    terminal.print(
+        f"{total} rows wanted, into {config.output_dir}; after a stop, run the same command again"
+    )
     # The first draws come before the bar, which estimates the time left from when it begins.
     batch = _next_batch(config, waiting_domains, builders)
     reported: set[tuple[str, str]] = set()
@@ -181,7 +194,9 @@ def _train_sizes(config: BuildConfig, name: str) -> range:
     return parse_domain_sizes(config.train_sizes).get(name, DOMAINS[name].train_sizes)
 
 
-def _later_specs(config: BuildConfig, name: str, builders: Sequence[SplitBuilder]) -> Iterator[SplitSpec]:
+def _later_specs(
+    config: BuildConfig, name: str, builders: Sequence[SplitBuilder]
+) -> Iterator[SplitSpec]:
     """Yield the specs for longer plans with no more objects than before, and for more objects than before."""
     max_objects = 0
     test_forms: set[str] = set()
@@ -189,7 +204,8 @@ def _later_specs(config: BuildConfig, name: str, builders: Sequence[SplitBuilder
         if builder.spec.domain.name == name:
             for candidate, _ in builder.accepted:
                 max_objects = max(max_objects, candidate.n_objects)
-                # All test splits draw from one partition, so only these could share a problem with the new ones.
+                # All test splits draw from one partition, so only these could share a problem with
+                # the new ones.
                 if builder.spec.split == "test":
                     test_forms.add(candidate.form)
     short = parse_lengths(config.short_lengths)
@@ -251,7 +267,9 @@ def _solve(
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rows(config: BuildConfig, builders: Sequence[SplitBuilder]) -> tuple[dict[str, list[Row]], Words]:
+def _rows(
+    config: BuildConfig, builders: Sequence[SplitBuilder]
+) -> tuple[dict[str, list[Row]], Words]:
     """Return the rows of every split, and the words of the obfuscations."""
     rows: dict[str, list[Row]] = {}
     words: Words = {}
@@ -262,7 +280,9 @@ def _rows(config: BuildConfig, builders: Sequence[SplitBuilder]) -> tuple[dict[s
             row = _row(spec, number, attempt, config.prompt_style)
             split_rows.append(row)
             if spec.split == "train":
-                split_rows.extend(renamed_rows(row, spec.domain.pools, config.n_renamings, spec.seed))
+                split_rows.extend(
+                    renamed_rows(row, spec.domain.pools, config.n_renamings, spec.seed)
+                )
     styles = OBFUSCATION_STYLES if config.obfuscation == "both" else (config.obfuscation,)
     for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
         test_rows = [row for row in rows.get("test", []) if row["domain"] == name]
@@ -290,7 +310,8 @@ def _row(spec: SplitSpec, number: int, attempt: Attempt, prompt_style: str) -> R
 
 def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
     """Choose other words for all that the problems of a domain may say."""
-    # A problem that names every object of the pools: so one mapping serves all problems of the domain.
+    # A problem that names every object of the pools: so one mapping serves all problems of the
+    # domain.
     domain = DOMAINS[name]
     objects = " ".join(sorted(set(chain.from_iterable(domain.pools.values()))))
     everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"
@@ -298,13 +319,17 @@ def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
     return dict(obfuscate(domain.pddl, everything, (), style, rng=rng).mapping)
 
 
-def _obfuscated_rows(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]) -> Iterator[Row]:
+def _obfuscated_rows(
+    rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]
+) -> Iterator[Row]:
     """Yield the same problems and plans in other words; several styles take turns."""
     for number, row in enumerate(rows):
         style = list(mappings)[number % len(mappings)]
         plan = tuple(map(parse_action, row["reference_plan"]))
         rng = random.Random(row["id"])
-        obfuscated = obfuscate(row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, mapping=mappings[style])
+        obfuscated = obfuscate(
+            row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, mapping=mappings[style]
+        )
         yield make_row(
             id=row["id"].replace("-test-", "-test_obfuscated-"),
             domain=row["domain"],
@@ -320,7 +345,11 @@ def _obfuscated_rows(rows: Sequence[Row], mappings: Mapping[str, Mapping[str, st
 
 
 def _add_optimal_costs(
-    rows: Mapping[str, list[Row]], planner: str, config: BuildConfig, plans: Path, terminal: Terminal
+    rows: Mapping[str, list[Row]],
+    planner: str,
+    config: BuildConfig,
+    plans: Path,
+    terminal: Terminal,
 ) -> None:
     """Add the column `optimal_cost`: steps of an optimal plan, None where the optimal planner found none."""
     # A copy in other names or words has the cost of the row that it is a copy of.
@@ -363,7 +392,9 @@ def _figures(config: BuildConfig, builders: Sequence[SplitBuilder]) -> dict[str,
         spec = builder.spec
         draws.setdefault(spec.split, {})[spec.domain.name] = builder.figures()
         if builder.n_missing:
-            shortfalls.append(f"{spec.split} of {spec.domain.name}: {len(builder.accepted)} of {spec.n_rows} rows")
+            shortfalls.append(
+                f"{spec.split} of {spec.domain.name}: {len(builder.accepted)} of {spec.n_rows} rows"
+            )
     planners = dict.fromkeys([config.planners.planner, config.planners.optimal_planner])
     return {
         "settings": settings_of(config),

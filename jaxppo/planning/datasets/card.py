@@ -39,7 +39,9 @@ _COLUMNS = {
 }
 
 
-def data_card(report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]) -> str:
+def data_card(
+    report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]
+) -> str:
     """Write the card.
 
     Args:
@@ -80,18 +82,27 @@ def leak_text(leaks: Mapping[str, Any]) -> str:
     ]
     for name, pair in pairs.items():
         if any(pair.values()):
-            lines.append(f"{_plain(name)}: {pair['problems']} shared problems, {pair['prompts']} shared prompts.")
-    lines += [f"{_plain(split)}: plan lengths reach those of test_longer." for split in leaks["touching_bands"]]
+            lines.append(
+                f"{_plain(name)}: {pair['problems']} shared problems, {pair['prompts']} shared prompts."
+            )
+    lines += [
+        f"{_plain(split)}: plan lengths reach those of test_longer."
+        for split in leaks["touching_bands"]
+    ]
     lines += [f"{_plain(domain)}: in test_unseen and in train." for domain in leaks["seen_domains"]]
     for split, count in leaks["repeated"].items():
         if count:
             lines.append(f"{_plain(split)}: {count} rows repeat a problem of the split.")
     if leaks["paired"]:
-        lines.append(f"test and test_obfuscated are paired on purpose: {leaks['paired']} problems are in both.")
+        lines.append(
+            f"test and test_obfuscated are paired on purpose: {leaks['paired']} problems are in both."
+        )
     return "\n".join(lines)
 
 
-def _metadata(report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]) -> str:
+def _metadata(
+    report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]
+) -> str:
     """Write the YAML at the head of the card, in the words of the hub."""
     n_rows = sum(figures["rows"] for _, _, figures in _split_figures(report["splits"]))
     content: dict[str, Any] = {"pretty_name": _plain(report["title"])}
@@ -108,13 +119,20 @@ def _metadata(report: Mapping[str, Any], features: Mapping[str, Any], files: Map
                 "data_files": [{"split": split, "path": path} for split, path in files.items()],
             }
         ],
-        "dataset_info": {"features": [{"name": name, **_feature(kind)} for name, kind in features.items()]},
+        "dataset_info": {
+            "features": [{"name": name, **_feature(kind)} for name, kind in features.items()]
+        },
     }
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _size_category(n_rows: int) -> str:
-    for limit, category in ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M")):
+    for limit, category in (
+        (1_000, "n<1K"),
+        (10_000, "1K<n<10K"),
+        (100_000, "10K<n<100K"),
+        (1_000_000, "100K<n<1M"),
+    ):
         if n_rows < limit:
             return category
     return "n>1M"
@@ -151,9 +169,18 @@ def _how_it_was_made(report: Mapping[str, Any]) -> str:
 
 
 def _split_table(splits: Mapping[str, Any]) -> str:
-    lines = ["| split | domain | rows | plan length: least, median, most | objects |", "|---|---|---|---|---|"]
+    lines = [
+        "| split | domain | rows | plan length: least, median, most | objects |",
+        "|---|---|---|---|---|",
+    ]
     for split, domain, figures in _split_figures(splits):
-        cells = (split, domain, str(figures["rows"]), _range(figures["plan_length"]), _range(figures["n_objects"]))
+        cells = (
+            split,
+            domain,
+            str(figures["rows"]),
+            _range(figures["plan_length"]),
+            _range(figures["n_objects"]),
+        )
         lines.append(f"| {' | '.join(map(_plain, cells))} |")
     notes = [f"- `{split}`: {_SPLITS[split]}" for split in splits if split in _SPLITS]
     return "\n".join([*lines, "", *notes])
@@ -167,7 +194,9 @@ def _rejected_text(rejected: Mapping[str, int]) -> str:
     if not rejected:
         return "Nothing."
     rows = [f"| {_plain(reason)} | {count} |" for reason, count in rejected.items()]
-    return "\n".join(["| reason | problems |", "|---|---|", *rows, "", "`rejected.jsonl` lists them."])
+    return "\n".join(
+        ["| reason | problems |", "|---|---|", *rows, "", "`rejected.jsonl` lists them."]
+    )
 
 
 def _column_table(features: Mapping[str, Any]) -> str:

@@ -45,7 +45,9 @@ def parse_domain_sizes(texts: Sequence[str], name: str = "train_sizes") -> dict[
         domain, _, span = text.partition(":")
         domain_sizes = _parse_range(span)
         if domain_sizes is None:
-            raise ConfigError(f"{name}: expected DOMAIN:LOW-HIGH such as blocksworld:3-6, got {text!r}")
+            raise ConfigError(
+                f"{name}: expected DOMAIN:LOW-HIGH such as blocksworld:3-6, got {text!r}"
+            )
         require(domain not in sizes, name, "each domain once", domain)
         sizes[domain] = domain_sizes
     return sizes
@@ -93,7 +95,12 @@ class PlannerConfig:
     """File of plans found so far, read and continued; default: plans.jsonl in output_dir."""
 
     def __post_init__(self) -> None:
-        require(self.planner_timeout_s > 0, "planner_timeout_s", "a number above 0", self.planner_timeout_s)
+        require(
+            self.planner_timeout_s > 0,
+            "planner_timeout_s",
+            "a number above 0",
+            self.planner_timeout_s,
+        )
         if self.workers is not None:
             require(self.workers > 0, "workers", "a number above 0", self.workers)
 
@@ -110,7 +117,9 @@ class BuildConfig:
     """Folder for the data set; one that holds an unfinished build of the same settings is continued."""
     domains: tuple[str, ...] = tuple(name for name, domain in DOMAINS.items() if not domain.unseen)
     """Domains of the splits train, rl, test, test_longer and test_larger."""
-    unseen_domains: tuple[str, ...] = tuple(name for name, domain in DOMAINS.items() if domain.unseen)
+    unseen_domains: tuple[str, ...] = tuple(
+        name for name, domain in DOMAINS.items() if domain.unseen
+    )
     """Domains of the split test_unseen; none of `domains`."""
     obfuscated_domains: tuple[str, ...] | None = None
     """Domains whose test problems are in test_obfuscated, in other words; default: all of `domains`."""
@@ -152,9 +161,16 @@ class BuildConfig:
         parse_domain_sizes(self.train_sizes)
         for name in ("n_train", "n_rl", "n_test", "n_renamings"):
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
-        require(self.n_train + self.n_rl + self.n_test > 0, "n_train", "some rows in some split", self.n_train)
+        require(
+            self.n_train + self.n_rl + self.n_test > 0,
+            "n_train",
+            "some rows in some split",
+            self.n_train,
+        )
         shared = sorted(set(self.domains) & set(self.unseen_domains))
-        require(not shared, "unseen_domains", "domains that are not in `domains`", ", ".join(shared))
+        require(
+            not shared, "unseen_domains", "domains that are not in `domains`", ", ".join(shared)
+        )
         unused = [name for name in self.obfuscated_domains or () if name not in self.domains]
         require(not unused, "obfuscated_domains", "some of `domains`", ", ".join(unused))
         for field_name in ("domains", "unseen_domains", "obfuscated_domains"):
@@ -209,9 +225,19 @@ class ImportConfig:
     def __post_init__(self) -> None:
         _check_bands(self.short_lengths, self.long_lengths)
         require(self.n_renamings >= 0, "n_renamings", "0 or more", self.n_renamings)
-        require(is_split_name(self.split), "split", "auto, keep, or a name of letters, digits, '_' and '-'", self.split)
+        require(
+            is_split_name(self.split),
+            "split",
+            "auto, keep, or a name of letters, digits, '_' and '-'",
+            self.split,
+        )
         if self.max_train_objects is not None:
-            require(self.max_train_objects > 0, "max_train_objects", "a number above 0", self.max_train_objects)
+            require(
+                self.max_train_objects > 0,
+                "max_train_objects",
+                "a number above 0",
+                self.max_train_objects,
+            )
         # These decide which split a problem goes to, and do nothing where all go to one.
         if self.split != "auto":
             for name, unset in (("max_train_objects", None), ("unseen_domains", ())):
@@ -253,7 +279,12 @@ class RepairDataConfig:
 
     def __post_init__(self) -> None:
         require(self.most_failures > 0, "most_failures", "1 or more", self.most_failures)
-        require(0.0 <= self.held_out < 1.0, "held_out", "a fraction of at least 0 and below 1", self.held_out)
+        require(
+            0.0 <= self.held_out < 1.0,
+            "held_out",
+            "a fraction of at least 0 and below 1",
+            self.held_out,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,4 +363,9 @@ class SolveConfig:
     """Seconds until the planner is stopped."""
 
     def __post_init__(self) -> None:
-        require(self.planner_timeout_s > 0, "planner_timeout_s", "a number above 0", self.planner_timeout_s)
+        require(
+            self.planner_timeout_s > 0,
+            "planner_timeout_s",
+            "a number above 0",
+            self.planner_timeout_s,
+        )

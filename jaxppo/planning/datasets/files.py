@@ -26,10 +26,16 @@ OBFUSCATION_FILE = "obfuscation.json"
 Convert = Callable[[Row, str], Row]
 """Changes a row before its columns are checked; the text names the row in errors."""
 
-PAPER_COLUMNS: Mapping[str, type] = {"domain": str, "instruction": str, "input": str, "raw_plan": list}
+PAPER_COLUMNS: Mapping[str, type] = {
+    "domain": str,
+    "instruction": str,
+    "input": str,
+    "raw_plan": list,
+}
 """Those of the paper's ten columns that are used, beside `instance_id`."""
 SOURCE_COLUMNS: Mapping[str, type] = {
-    name: COLUMNS[name] for name in ("id", "domain", "reference_plan", "domain_pddl", "problem_pddl")
+    name: COLUMNS[name]
+    for name in ("id", "domain", "reference_plan", "domain_pddl", "problem_pddl")
 }
 """Those of our columns that an import needs; the others are made anew."""
 
@@ -60,11 +66,15 @@ def split_files(source: Path) -> list[Path]:
     jsonl_paths = []
     for path in source.glob("*.jsonl"):
         # The paper's files may be named like splits, too.
-        is_split = path.stem in SPLIT_PARTITIONS and not first_row(path).keys() >= PAPER_COLUMNS.keys()
+        is_split = (
+            path.stem in SPLIT_PARTITIONS and not first_row(path).keys() >= PAPER_COLUMNS.keys()
+        )
         if is_split or _has_source_columns(path):
             jsonl_paths.append(path)
     stems = {path.stem for path in jsonl_paths}
-    return sorted(jsonl_paths + [path for path in source.glob("*.parquet") if path.stem not in stems])
+    return sorted(
+        jsonl_paths + [path for path in source.glob("*.parquet") if path.stem not in stems]
+    )
 
 
 def _has_source_columns(path: Path) -> bool:
@@ -80,12 +90,16 @@ def written_files(folder: Path) -> list[Path]:
     report = folder / REPORT_FILE
     content = parse_json(read_text(report)) if report.is_file() else None
     if not isinstance(content, dict) or not isinstance(content.get("splits"), dict):
-        raise DataError(f"{folder}: expected a data set with {REPORT_FILE}, as build and import write it last")
+        raise DataError(
+            f"{folder}: expected a data set with {REPORT_FILE}, as build and import write it last"
+        )
     names = [CARD_FILE, REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE]
     for split in content["splits"]:
         names += [f"{split}.jsonl", f"{split}.parquet"]
     # A name with a slash in it would lead out of the folder: the report may be anybody's.
-    return [folder / name for name in names if Path(name).name == name and (folder / name).is_file()]
+    return [
+        folder / name for name in names if Path(name).name == name and (folder / name).is_file()
+    ]
 
 
 def first_row(path: Path) -> Row:
@@ -114,7 +128,10 @@ def read_mappings(folder: Path) -> Mapping[str, Any]:
 
 
 def read_split(
-    folder: Path | str, split: str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None
+    folder: Path | str,
+    split: str,
+    columns: Mapping[str, type] = COLUMNS,
+    convert: Convert | None = None,
 ) -> list[Row]:
     """Read the rows of a split from `<split>.jsonl`, or else from `<split>.parquet`, `.json` or `.csv`.
 
@@ -169,7 +186,12 @@ def _split_path(folder: Path, split: str) -> Path:
 
 def _rows_of_file(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
     # Every reader raises what it finds wrong as a `DataError` that names the file.
-    readers = {".jsonl": _jsonl_rows, ".parquet": _parquet_rows, ".json": _json_rows, ".csv": _csv_rows}
+    readers = {
+        ".jsonl": _jsonl_rows,
+        ".parquet": _parquet_rows,
+        ".json": _json_rows,
+        ".csv": _csv_rows,
+    }
     return readers[path.suffix](path, first)
 
 
@@ -177,7 +199,9 @@ def _contents(folder: Path) -> str:
     """Name the splits of a folder, or else its files."""
     names = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
     no_splits = (REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE)
-    splits = [name for name in names if Path(name).suffix in SPLIT_ENDINGS and name not in no_splits]
+    splits = [
+        name for name in names if Path(name).suffix in SPLIT_ENDINGS and name not in no_splits
+    ]
     listed = splits or names
     if not listed:
         return "no files"
@@ -198,7 +222,9 @@ def _json_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
     try:
         rows = parse_json(read_text(path))
     except DataError as error:
-        raise DataError(f"{path}: expected a list of JSON objects, or one a line, got {error}") from error
+        raise DataError(
+            f"{path}: expected a list of JSON objects, or one a line, got {error}"
+        ) from error
     for number, row in enumerate(rows[first:], first + 1):
         location = f"{path}, row {number}"
         yield _object(row, location), location
@@ -214,15 +240,22 @@ def _csv_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
                 raise DataError(f"{path}:1: expected each column once, got {', '.join(names)}")
             for row in itertools.islice(reader, first, None):
                 location = f"{path}:{reader.line_num}"
-                # The reader has None for the name of cells that are too many, and for the text of missing ones.
+                # The reader has None for the name of cells that are too many, and for the text of
+                # missing ones.
                 if None in row or None in row.values():
-                    raise DataError(f"{location}: expected {len(names)} cells, as in the first line, got more or fewer")
+                    raise DataError(
+                        f"{location}: expected {len(names)} cells, as in the first line, got more or fewer"
+                    )
                 yield {name: cell or None for name, cell in row.items()}, location
         except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num}: expected a CSV file, got: {error}") from error
+            raise DataError(
+                f"{path}:{reader.line_num}: expected a CSV file, got: {error}"
+            ) from error
 
 
-def read_jsonl(path: Path | str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None) -> list[Row]:
+def read_jsonl(
+    path: Path | str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None
+) -> list[Row]:
     """Read rows and check that each has every one of the columns in the right type; other columns are kept.
 
     Raises:
@@ -282,7 +315,9 @@ def write_json(content: Any, path: Path) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] | None = None) -> None:
+def write_parquet(
+    rows: Sequence[Row], path: Path, features: Mapping[str, Any] | None = None
+) -> None:
     """Write rows as a parquet file, which appears complete or not at all.
 
     Args:
@@ -300,14 +335,22 @@ def write_parquet(rows: Sequence[Row], path: Path, features: Mapping[str, Any] |
     def arrow(feature: Any) -> pa.DataType:
         if isinstance(feature, dict):
             return pa.list_(arrow(feature["list"]))
-        return {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}[feature]
+        return {
+            "string": pa.string(),
+            "int64": pa.int64(),
+            "float64": pa.float64(),
+            "bool": pa.bool_(),
+        }[feature]
 
     types = features_of(rows) if features is None else features
     schema = pa.schema([(name, arrow(feature)) for name, feature in types.items()])
     # Into memory first: the file must appear as a whole.
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(
-        pa.Table.from_pylist(list(rows), schema), buffer, compression="zstd", write_page_checksum=True
+        pa.Table.from_pylist(list(rows), schema),
+        buffer,
+        compression="zstd",
+        write_page_checksum=True,
     )
     write_atomically(path, buffer.getvalue())
 
@@ -317,16 +360,23 @@ def _parquet_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
     import pyarrow as pa
     import pyarrow.parquet
 
-    # Pages are verified by their checksum: a damaged file raises an error, where wrong rows would go unnoticed.
+    # Pages are verified by their checksum: a damaged file raises an error, where wrong rows would
+    # go unnoticed.
     try:
         if path.is_dir():
             import pyarrow.dataset
 
-            scan_options = pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
-            file_format = pyarrow.dataset.ParquetFileFormat(default_fragment_scan_options=scan_options)
+            scan_options = pyarrow.dataset.ParquetFragmentScanOptions(
+                page_checksum_verification=True
+            )
+            file_format = pyarrow.dataset.ParquetFileFormat(
+                default_fragment_scan_options=scan_options
+            )
             parts = pyarrow.dataset.dataset(path, format=file_format, partitioning="hive")
             # Little readahead, since rows are held one batch at a time.
-            batches = parts.to_batches(batch_size=_BATCH_SIZE, batch_readahead=1, fragment_readahead=1)
+            batches = parts.to_batches(
+                batch_size=_BATCH_SIZE, batch_readahead=1, fragment_readahead=1
+            )
             yield from _rows_of_batches(batches, path, 0, first)
         else:
             # `read_table` would import pandas.
@@ -346,7 +396,9 @@ def _parquet_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
 
 
-def _rows_of_batches(batches: Iterable[Any], path: Path, begin: int, first: int) -> Iterator[tuple[Row, str]]:
+def _rows_of_batches(
+    batches: Iterable[Any], path: Path, begin: int, first: int
+) -> Iterator[tuple[Row, str]]:
     """Yield the rows from `first` on of record batches that begin at row `begin`."""
     # Batches need not begin where rows are wanted: the first one that holds such a row is sliced.
     for batch in batches:
@@ -381,7 +433,9 @@ def _feature(values: Iterable[Any], name: str) -> Any:
     if kinds == {bool}:
         return "bool"
     kind_names = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise DataError(f"column {name}: expected texts, numbers or lists of one of them, got {kind_names}")
+    raise DataError(
+        f"column {name}: expected texts, numbers or lists of one of them, got {kind_names}"
+    )
 
 
 def read_text(path: Path, max_bytes: int | None = None) -> str:

@@ -31,8 +31,17 @@ from jaxppo.planning.prompts import split_words, vocabulary
 from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val, run_val_many
 
-# Reasons that begin with one of these are counted under it, all others under what stands before their colon.
-_REASON_KINDS = ("invalid plan", "duplicate of", "plan length", "timeout", "memory", "limit", "unsolvable")
+# Reasons that begin with one of these are counted under it, all others under what stands before
+# their colon.
+_REASON_KINDS = (
+    "invalid plan",
+    "duplicate of",
+    "plan length",
+    "timeout",
+    "memory",
+    "limit",
+    "unsolvable",
+)
 
 
 class Rejected(NamedTuple):
@@ -98,7 +107,9 @@ def write_dataset(
     """
     folder = Path(folder)
     with_val = find_val() is not None if use_val is None else use_val
-    valid_rows, refused = _valid_rows({split: rows[split] for split in ordered_splits(rows)}, with_val, workers)
+    valid_rows, refused = _valid_rows(
+        {split: rows[split] for split in ordered_splits(rows)}, with_val, workers
+    )
     if not valid_rows:
         raise DataError(f"{folder}: expected at least one row with a valid plan, got none")
     rows_by_split = _with_equal_columns(valid_rows)
@@ -112,14 +123,17 @@ def write_dataset(
         "how": command,
         "licence": licence,
         "validators": ["builtin", "VAL"] if with_val else ["builtin"],
-        "splits": {split: figures_by_domain(split_rows) for split, split_rows in rows_by_split.items()},
+        "splits": {
+            split: figures_by_domain(split_rows) for split, split_rows in rows_by_split.items()
+        },
         "rejected": dict(sorted(reason_counts.items())),
         "leaks": find_leaks(rows_by_split, mappings or {}),
         **(figures or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    # Everything that can fail for a reason in the data is done: from here on files are replaced one by one. The old
-    # report goes first and the new one comes last, so that a folder with a report is never a mixture.
+    # Everything that can fail for a reason in the data is done: from here on files are replaced one
+    # by one. The old report goes first and the new one comes last, so that a folder with a report
+    # is never a mixture.
     (folder / REPORT_FILE).unlink(missing_ok=True)
     for split, split_rows in rows_by_split.items():
         if file_format in ("jsonl", "both"):
@@ -166,7 +180,9 @@ def _valid_rows(
         ids.add(row["id"])
     if use_val:
         # VAL is asked about all remaining rows in one call, which runs many processes at a time.
-        remaining = {number: row for number, (_, row) in enumerate(entries) if objections[number] is None}
+        remaining = {
+            number: row for number, (_, row) in enumerate(entries) if objections[number] is None
+        }
         for number, objection in _objections_of_val(remaining, workers):
             objections[number] = objection
     valid_rows: dict[str, list[Row]] = {}
@@ -185,7 +201,9 @@ def _objection(row: Row) -> str | None:
     """Say what the validator in this process has against a row's reference plans; None for nothing."""
     for plan in reference_plans(row["reference_plan"]):
         try:
-            verdict = validate_actions(row["domain_pddl"], row["problem_pddl"], tuple(map(parse_action, plan)), "auto")
+            verdict = validate_actions(
+                row["domain_pddl"], row["problem_pddl"], tuple(map(parse_action, plan)), "auto"
+            )
         except PddlError as error:
             return f"unreadable: {error}"
         except ValueError as error:
@@ -268,7 +286,8 @@ def _vocabulary(rows: Iterable[Row], words: Collection[str]) -> list[str]:
     collected = set(words)
     domains: set[tuple[str, str]] = set()
     for row in rows:
-        # What prompt and completion have may be more than the style's words: names of objects, numbers.
+        # What prompt and completion have may be more than the style's words: names of objects,
+        # numbers.
         collected.update(split_words(row["prompt"]), split_words(row["completion"]))
         domains.add((row["prompt_style"], row["domain_pddl"]))
     for style, domain_pddl in domains:

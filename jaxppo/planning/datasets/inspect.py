@@ -10,7 +10,13 @@ from typing import Any
 from jaxppo.errors import ConfigError, DataError, JaxppoError
 from jaxppo.planning.datasets.card import leak_text
 from jaxppo.planning.datasets.config import InspectConfig
-from jaxppo.planning.datasets.files import REPORT_FILE, ordered_splits, read_mappings, read_split, split_files
+from jaxppo.planning.datasets.files import (
+    REPORT_FILE,
+    ordered_splits,
+    read_mappings,
+    read_split,
+    split_files,
+)
 from jaxppo.planning.datasets.folder import describe, figures_by_domain, figures_of, rows_by_domain
 from jaxppo.planning.datasets.leaks import find_leaks
 from jaxppo.planning.datasets.rows import Row, reference_plans
@@ -57,7 +63,12 @@ def inspect_data(config: InspectConfig, terminal: Terminal) -> dict[str, Any]:
     # The report counts all splits, so some of them alone cannot be compared with it.
     if config.splits is None:
         errors += _differences_from_report(rows_by_split, folder)
-    findings = {"dataset": str(folder), "splits": _figures(rows_by_split), "leaks": leaks, "wrong": errors}
+    findings = {
+        "dataset": str(folder),
+        "splits": _figures(rows_by_split),
+        "leaks": leaks,
+        "wrong": errors,
+    }
     _show(findings, rows_by_split, config, terminal)
     if config.json is not None:
         Path(config.json).write_text(json.dumps(findings, indent=1) + "\n", encoding="utf-8")
@@ -71,14 +82,20 @@ def inspect_data(config: InspectConfig, terminal: Terminal) -> dict[str, Any]:
 
 def _splits(config: InspectConfig) -> tuple[Path, list[str]]:
     if config.dataset is None or not Path(config.dataset).is_dir():
-        raise ConfigError(f"dataset: expected a folder that holds a data set, got {config.dataset!r}")
+        raise ConfigError(
+            f"dataset: expected a folder that holds a data set, got {config.dataset!r}"
+        )
     folder = Path(config.dataset)
     available = ordered_splits([path.stem for path in split_files(folder)])
     if not available:
-        raise ConfigError(f"dataset: expected a folder with <split>.jsonl or <split>.parquet, got {folder}")
+        raise ConfigError(
+            f"dataset: expected a folder with <split>.jsonl or <split>.parquet, got {folder}"
+        )
     missing = [split for split in config.splits or () if split not in available]
     if missing:
-        raise ConfigError(f"splits: expected some of {', '.join(available)}, got {', '.join(missing)}")
+        raise ConfigError(
+            f"splits: expected some of {', '.join(available)}, got {', '.join(missing)}"
+        )
     return folder, list(config.splits or available)
 
 
@@ -94,14 +111,21 @@ def _read(folder: Path, splits: Sequence[str]) -> tuple[dict[str, list[Row]], li
     return rows_by_split, errors
 
 
-def _check_all(rows_by_split: Mapping[str, Sequence[Row]], config: InspectConfig, terminal: Terminal) -> list[str]:
+def _check_all(
+    rows_by_split: Mapping[str, Sequence[Row]], config: InspectConfig, terminal: Terminal
+) -> list[str]:
     """List what is wrong with single rows, and with their ids."""
     entries = [(split, row) for split, rows in rows_by_split.items() for row in rows]
     id_counts = Counter(row["id"] for _, row in entries)
-    errors = [f"{name}: expected one row with this id, got {n}" for name, n in id_counts.items() if n > 1]
+    errors = [
+        f"{name}: expected one row with this id, got {n}" for name, n in id_counts.items() if n > 1
+    ]
     with terminal.progress(len(entries), "check") as progress:
         for number, (split, row) in enumerate(entries, 1):
-            errors += [f"{split}/{row['id']}: {objection}" for objection in _objections(row, split, config.validator)]
+            errors += [
+                f"{split}/{row['id']}: {objection}"
+                for objection in _objections(row, split, config.validator)
+            ]
             progress.update(number, wrong=len(errors))
     # VAL is asked about all rows at once, after the bar.
     if config.validator == "val":
@@ -133,7 +157,9 @@ def _plans(row: Row) -> list[tuple[Action, ...]]:
     return [tuple(map(parse_action, plan)) for plan in reference_plans(row["reference_plan"])]
 
 
-def _objections_to_plans(row: Row, plans: Sequence[tuple[Action, ...]], validator: str) -> Iterator[str]:
+def _objections_to_plans(
+    row: Row, plans: Sequence[tuple[Action, ...]], validator: str
+) -> Iterator[str]:
     if not plans:
         yield "reference_plan: expected a plan, got none"
     for plan in plans:
@@ -173,7 +199,9 @@ def _objections_of_val(entries: Sequence[tuple[str, Row]]) -> Iterator[str]:
             yield f"{name}: reference_plan: {describe(verdict)} (VAL)"
 
 
-def _leaks(rows_by_split: Mapping[str, Sequence[Row]], folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+def _leaks(
+    rows_by_split: Mapping[str, Sequence[Row]], folder: Path
+) -> tuple[dict[str, Any] | None, list[str]]:
     try:
         leaks = find_leaks(rows_by_split, read_mappings(folder))
     # A row that cannot be read has its own errors; without its problem there is nothing to compare.
@@ -182,7 +210,9 @@ def _leaks(rows_by_split: Mapping[str, Sequence[Row]], folder: Path) -> tuple[di
     return leaks, [f"leaks: expected 0, got {leaks['leaks']}"] if leaks["leaks"] else []
 
 
-def _differences_from_report(rows_by_split: Mapping[str, Sequence[Row]], folder: Path) -> Iterator[str]:
+def _differences_from_report(
+    rows_by_split: Mapping[str, Sequence[Row]], folder: Path
+) -> Iterator[str]:
     """Yield the splits that have another number of rows than the folder's report says."""
     path = folder / REPORT_FILE
     if not path.exists():
@@ -190,7 +220,10 @@ def _differences_from_report(rows_by_split: Mapping[str, Sequence[Row]], folder:
     # The report may have been edited by hand.
     try:
         splits = json.loads(path.read_text(encoding="utf-8"))["splits"]
-        reported = {split: sum(figures["rows"] for figures in domains.values()) for split, domains in splits.items()}
+        reported = {
+            split: sum(figures["rows"] for figures in domains.values())
+            for split, domains in splits.items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         yield f"{REPORT_FILE}: expected the report of a data set, got: {error!r:.80}"
         return
@@ -217,7 +250,10 @@ def _figures(rows_by_split: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, 
 
 
 def _show(
-    findings: Mapping[str, Any], rows_by_split: Mapping[str, Sequence[Row]], config: InspectConfig, terminal: Terminal
+    findings: Mapping[str, Any],
+    rows_by_split: Mapping[str, Sequence[Row]],
+    config: InspectConfig,
+    terminal: Terminal,
 ) -> None:
     lines = []
     for split, domains in findings["splits"].items():
@@ -245,5 +281,9 @@ def _cells(figures: Mapping[str, Any]) -> Iterator[str]:
     yield str(figures["rows"])
     for name in ("plan_length", "n_objects", "prompt_words", "completion_words"):
         minimum, median, maximum = (f"{figures[name][key]:g}" for key in ("min", "median", "max"))
-        yield f"{median} / {maximum}" if name.endswith("words") else f"{minimum} / {median} / {maximum}"
+        yield (
+            f"{median} / {maximum}"
+            if name.endswith("words")
+            else f"{minimum} / {median} / {maximum}"
+        )
     yield ", ".join(figures["planners"])

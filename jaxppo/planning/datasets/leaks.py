@@ -59,7 +59,9 @@ def find_leaks(rows_by_split: _Rows, mappings: Mappings) -> dict[str, Any]:
         "leaks": n_shared + len(touching) + len(seen_domains),
         "pairs": pairs,
         "paired": len(set(forms.get("test", ())) & set(forms.get("test_obfuscated", ()))),
-        "repeated": {split: len(split_forms) - len(set(split_forms)) for split, split_forms in forms.items()},
+        "repeated": {
+            split: len(split_forms) - len(set(split_forms)) for split, split_forms in forms.items()
+        },
         "touching_bands": touching,
         "seen_domains": seen_domains,
     }
@@ -73,7 +75,9 @@ def _plain_form(row: Mapping[str, Any], mappings: Mappings) -> str:
     if style:
         mapping = mappings.get(row["domain"], {}).get(style)
         if mapping is None:
-            raise DataError(f"row {row['id']}: expected the words of the obfuscation '{style}', got none")
+            raise DataError(
+                f"row {row['id']}: expected the words of the obfuscation '{style}', got none"
+            )
         # Every word is in the mapping, so no random one is drawn.
         rng = random.Random(0)
         plain = obfuscate(domain_pddl, problem_pddl, (), style, rng=rng, mapping=inverse(mapping))
@@ -84,7 +88,9 @@ def _plain_form(row: Mapping[str, Any], mappings: Mappings) -> str:
 
 def _touching_bands(rows_by_split: _Rows) -> list[str]:
     """Find splits of short plans with one as long as, or only a step shorter than, the shortest in test_longer."""
-    shortest = min((row["plan_length"] for row in rows_by_split.get("test_longer", ())), default=None)
+    shortest = min(
+        (row["plan_length"] for row in rows_by_split.get("test_longer", ())), default=None
+    )
     touching = []
     for split in ("train", "rl", "test"):
         longest = max((row["plan_length"] for row in rows_by_split.get(split, ())), default=None)
@@ -95,5 +101,7 @@ def _touching_bands(rows_by_split: _Rows) -> list[str]:
 
 def _seen_domains(rows_by_split: _Rows) -> list[str]:
     # Domains that a model is trained on, in sft or in reinforcement learning.
-    learned = {row["domain"] for row in chain(rows_by_split.get("train", ()), rows_by_split.get("rl", ()))}
+    learned = {
+        row["domain"] for row in chain(rows_by_split.get("train", ()), rows_by_split.get("rl", ()))
+    }
     return sorted({row["domain"] for row in rows_by_split.get("test_unseen", ())} & learned)

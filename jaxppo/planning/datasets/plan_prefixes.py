@@ -39,8 +39,8 @@ def plan_prefix_row(row: Row, prefix_length: int) -> Row:
     style = row["prompt_style"]
     domain_pddl = row["domain_pddl"]
     completion = render_completion(remaining, style, domain_pddl)
-    # The whole plan is rendered and its end cut off, so that prompt and completion together read as a row without
-    # a prefix does, to the token.
+    # The whole plan is rendered and its end cut off, so that prompt and completion together read as
+    # a row without a prefix does, to the token.
     prefix = render_completion(plan, style, domain_pddl).removesuffix(completion).rstrip(" ")
     prompt = row["prompt"]
     separator = "" if prompt[-1:].isspace() else " "

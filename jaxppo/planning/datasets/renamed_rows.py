@@ -9,10 +9,17 @@ from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action, parse_action
 from jaxppo.planning.prompts import render_prompt, split_words
-from jaxppo.planning.transform.renaming import permute_atoms, rename_objects, rename_plan, with_objects_renamed
+from jaxppo.planning.transform.renaming import (
+    permute_atoms,
+    rename_objects,
+    rename_plan,
+    with_objects_renamed,
+)
 
 
-def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed: int) -> Iterator[Row]:
+def renamed_rows(
+    row: Row, pools: Mapping[str, Sequence[str]], count: int, seed: int
+) -> Iterator[Row]:
     """Yield copies of a row in other names, whose `paired_id` is its id.
 
     Args:
@@ -34,7 +41,12 @@ def renamed_rows(row: Row, pools: Mapping[str, Sequence[str]], count: int, seed:
 
 
 def renamed_row(
-    row: Row, pools: Mapping[str, Sequence[str]], rng: random.Random, *, names: bool = True, order: bool = True
+    row: Row,
+    pools: Mapping[str, Sequence[str]],
+    rng: random.Random,
+    *,
+    names: bool = True,
+    order: bool = True,
 ) -> Row:
     """Return a row with its problem, prompt and plans under other names, or its atoms in another order.
 
@@ -53,7 +65,9 @@ def renamed_row(
     problem_pddl = row["problem_pddl"]
     mapping: dict[str, str] = {}
     if names:
-        problem_pddl, mapping = rename_objects(problem_pddl, parse_domain(row["domain_pddl"]), rng, pools)
+        problem_pddl, mapping = rename_objects(
+            problem_pddl, parse_domain(row["domain_pddl"]), rng, pools
+        )
     if order:
         problem_pddl = permute_atoms(problem_pddl, rng)
     return _rewritten_row(row, problem_pddl, mapping)
@@ -90,7 +104,9 @@ def numbered_problem(row: Row, rng: random.Random) -> tuple[str, dict[str, str]]
     shuffled = permute_atoms(row["problem_pddl"], rng)
     objects, numbers = _mentioned_objects(row | {"problem_pddl": shuffled})
     if len(objects) > len(numbers):
-        raise DataError(f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}")
+        raise DataError(
+            f"row {row['id']}: expected at most {len(numbers)} objects to be numbered, got {len(objects)}"
+        )
     mapping = dict(zip(objects, numbers, strict=False))
     return with_objects_renamed(shuffled, mapping), mapping
 
@@ -106,26 +122,35 @@ def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
     problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
     constants = problem.domain.constants.keys() | problem.domain.late_constants
     objects = sorted(problem.objects.keys() - constants)
-    # The prompt is written with marks for names: an object may be called `is` or `a`, like a word of a sentence.
+    # The prompt is written with marks for names: an object may be called `is` or `a`, like a word
+    # of a sentence.
     marks = {name: f"object--{number:03}" for number, name in enumerate(objects)}
     names = {mark: name for name, mark in marks.items()}
     marked = with_objects_renamed(row["problem_pddl"], marks)
     words = split_words(render_prompt(row["domain_pddl"], marked, row["prompt_style"]))
     mentioned = [names[word] for word in words if word in names]
     # A prompt need not mention an object that is in no fact: such objects come last.
-    return list(dict.fromkeys(mentioned + objects)), [name for name in NUMBERED if name not in constants]
+    return list(dict.fromkeys(mentioned + objects)), [
+        name for name in NUMBERED if name not in constants
+    ]
 
 
 def _require_no_conversation(row: Row) -> None:
-    # The plans in its prompt have the old names, and only prompts of a problem alone can be written again.
+    # The plans in its prompt have the old names, and only prompts of a problem alone can be written
+    # again.
     if row.get("failures"):
-        raise DataError(f"row {row['id']}: expected a prompt that can be rewritten, got a conversation (repair rows)")
+        raise DataError(
+            f"row {row['id']}: expected a prompt that can be rewritten, got a conversation (repair rows)"
+        )
 
 
 def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
     """Return a row with another text of its problem, and its plans in the new names."""
     # A row may have several reference plans; `make_row` writes one.
-    plans = [rename_plan(map(parse_action, plan), mapping) for plan in reference_plans(row["reference_plan"])]
+    plans = [
+        rename_plan(map(parse_action, plan), mapping)
+        for plan in reference_plans(row["reference_plan"])
+    ]
     rewritten = make_row(
         id=row["id"],
         domain=row["domain"],
@@ -149,8 +174,11 @@ def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]
         problems_by_domain.setdefault(row["domain"], []).append(problem)
     pools: dict[str, Mapping[str, Sequence[str]]] = {}
     for domain, problems in problems_by_domain.items():
-        # A data set from elsewhere may have a domain of the same name, with names that our pools lack.
-        if domain in DOMAINS and all(set(DOMAINS[domain].names).issuperset(problem.objects) for problem in problems):
+        # A data set from elsewhere may have a domain of the same name, with names that our pools
+        # lack.
+        if domain in DOMAINS and all(
+            set(DOMAINS[domain].names).issuperset(problem.objects) for problem in problems
+        ):
             pools[domain] = DOMAINS[domain].pools
         else:
             pools[domain] = pools_of(problems)
@@ -168,7 +196,8 @@ def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:
         for name, types in problem.objects.items():
             if name not in constants and types:
                 names_by_type.setdefault(types[0], set()).add(name)
-    # Types and the names that they share; no name is in two groups. A type joins all groups that have one of its names.
+    # Types and the names that they share; no name is in two groups. A type joins all groups that
+    # have one of its names.
     groups: list[tuple[set[str], set[str]]] = []
     for kind, names in names_by_type.items():
         joined_types = {kind}

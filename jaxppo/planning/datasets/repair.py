@@ -27,7 +27,9 @@ REPAIR_SPLIT = "repair"
 """The split of conversations about problems that `train` does not have."""
 
 
-def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Terminal) -> dict[str, Any]:
+def build_repair(
+    config: RepairDataConfig, rows: Sequence[Row], terminal: Terminal
+) -> dict[str, Any]:
     """Make a data set of conversations and plain rows; one that is finished is left alone.
 
     Args:
@@ -64,9 +66,15 @@ def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Termin
             f"{len(answers)} problems, {n_answered} of them among the {len(rows)} rows"
         )
     # Sorted, so that what is held out does not depend on the order of the rows.
-    failed_ids = sorted(name for name, row_conversations in conversations.items() if row_conversations)
+    failed_ids = sorted(
+        name for name, row_conversations in conversations.items() if row_conversations
+    )
     held_out_ids = _draw_held_out_ids(plain_rows, failed_ids, config)
-    train = [row | {"split": "train", "failures": 0} for row in plain_rows if row["id"] not in held_out_ids]
+    train = [
+        row | {"split": "train", "failures": 0}
+        for row in plain_rows
+        if row["id"] not in held_out_ids
+    ]
     repair: list[Row] = []
     for name in sorted(conversations):
         if name in held_out_ids:
@@ -89,7 +97,9 @@ def build_repair(config: RepairDataConfig, rows: Sequence[Row], terminal: Termin
     return report
 
 
-def _draw_held_out_ids(rows: Sequence[Row], failed_ids: Sequence[str], config: RepairDataConfig) -> set[str]:
+def _draw_held_out_ids(
+    rows: Sequence[Row], failed_ids: Sequence[str], config: RepairDataConfig
+) -> set[str]:
     """Draw problems with invalid plans; their copies in other names are held out with them."""
     n_held_out = round(config.held_out * len(failed_ids))
     sample = random.Random(f"repair/{config.seed}").sample(failed_ids, n_held_out)
@@ -155,7 +165,11 @@ def repair_rows(row: Row, answers: Sequence[str], config: RepairDataConfig) -> l
 
 def _feedback(row: Row, plan: ParsedPlan, feedback: str) -> str:
     """Write what is wrong with an invalid plan, or only that it is invalid."""
-    fault = find_fault(row["domain_pddl"], row["problem_pddl"], plan) if feedback == "reason" else UNKNOWN
+    fault = (
+        find_fault(row["domain_pddl"], row["problem_pddl"], plan)
+        if feedback == "reason"
+        else UNKNOWN
+    )
     return render_fault(fault, row["prompt_style"], row["domain_pddl"])
 
 

@@ -53,8 +53,8 @@ BUILT_IN_SPLITS = ("train", "rl", "test", "test_longer")
 
 # Of every ten problems six may enter `train`, two `rl` and two `test`.
 _TENTHS = ("train",) * 6 + ("rl",) * 2 + ("test",) * 2
-# n draws in a row miss what has the probability p with (1 - p)^n: a partition is called exhausted only where the
-# problems that are left have less than about 1/1000 of the probability.
+# n draws in a row miss what has the probability p with (1 - p)^n: a partition is called exhausted
+# only where the problems that are left have less than about 1/1000 of the probability.
 _MAX_DRAWS_WITHOUT_NEW = 10_000
 
 
@@ -173,7 +173,8 @@ class _ProblemStream:
     prompt_style: str
     unique: bool
     rng: random.Random
-    # What the rows so far must not be equal in: canonical forms, or prompts where forms may come again.
+    # What the rows so far must not be equal in: canonical forms, or prompts where forms may come
+    # again.
     keys: set[str] = field(default_factory=set)
 
     def next_row(self, name: str, n_wanted: int) -> Row:
@@ -202,7 +203,11 @@ class _ProblemStream:
 
     def _accepts(self, text: str, problem: Problem) -> bool:
         form = canonical_form(problem)
-        key = form if self.unique else render_prompt(DOMAINS[self.domain].pddl, text, self.prompt_style)
+        key = (
+            form
+            if self.unique
+            else render_prompt(DOMAINS[self.domain].pddl, text, self.prompt_style)
+        )
         if partition_of_form(form) != SPLIT_PARTITIONS[self.split] or key in self.keys:
             return False
         self.keys.add(key)
@@ -227,10 +232,14 @@ def checked_row(row: Any, location: str, columns: Mapping[str, type] = COLUMNS) 
     """
     for column, kind in columns.items():
         if column not in row:
-            raise MissingColumnError(f"{location}: field '{column}': expected {kind.__name__}, got nothing", row)
+            raise MissingColumnError(
+                f"{location}: field '{column}': expected {kind.__name__}, got nothing", row
+            )
         # A bool is an int in Python, but no number of a data set.
         if not isinstance(row[column], kind) or isinstance(row[column], bool):
-            raise DataError(f"{location}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}")
+            raise DataError(
+                f"{location}: field '{column}': expected {kind.__name__}, got {row[column]!r:.60}"
+            )
     return row
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.config.paths import is_partial
-from jaxppo.config.sources import CALL_ONLY, CONFIG_FILE, flatten, plain_values, read_yaml, replace, write_yaml
+from jaxppo.config.sources import (
+    CALL_ONLY,
+    CONFIG_FILE,
+    flatten,
+    plain_values,
+    read_yaml,
+    replace,
+    write_yaml,
+)
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.card import leak_text
 from jaxppo.planning.datasets.config import PlannerConfig
@@ -36,7 +44,9 @@ def is_finished(folder: Path, config: Any) -> bool:
     if not (folder / CONFIG_FILE).exists():
         # A process killed while it claimed the folder may have left the settings half-written.
         if folder.exists() and any(not is_partial(path, CONFIG_FILE) for path in folder.iterdir()):
-            raise ConfigError(f"output_dir: expected a new or empty folder, got {folder} that holds other files")
+            raise ConfigError(
+                f"output_dir: expected a new or empty folder, got {folder} that holds other files"
+            )
         return False
     # Every setting that differs is named, also one that a newer version has or lacks.
     old_settings = read_yaml(folder / CONFIG_FILE)
@@ -65,7 +75,9 @@ def claim_folder(folder: Path, config: Any) -> None:
 def settings_of(config: Any) -> dict[str, Any]:
     """Return the settings that decide the rows."""
     settings = plain_values(flatten(config))
-    return {name: value for name, value in settings.items() if name not in (*CALL_ONLY, *_FREE_SETTINGS)}
+    return {
+        name: value for name, value in settings.items() if name not in (*CALL_ONLY, *_FREE_SETTINGS)
+    }
 
 
 def command_line(config: Any, command: str) -> str:
@@ -100,7 +112,9 @@ def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
         planner_version(planners.optimal_planner)
         if not PLANNERS[planners.optimal_planner].optimal:
             names = ", ".join(name for name, planner in PLANNERS.items() if planner.optimal)
-            raise ConfigError(f"optimal_planner: expected one of {names}, got {planners.optimal_planner!r}")
+            raise ConfigError(
+                f"optimal_planner: expected one of {names}, got {planners.optimal_planner!r}"
+            )
 
 
 def plans_file(folder: Path, planners: PlannerConfig) -> Path:
@@ -138,6 +152,8 @@ def show_report(report: Mapping[str, Any], folder: Path, terminal: Terminal) -> 
     rejected = ", ".join(f"{reason} {count}" for reason, count in report["rejected"].items())
     terminal.result(f"rejected: {rejected or 'none'}")
     for shortfall in report.get("shortfalls", []):
-        terminal.warn(f"fewer rows than asked for: {shortfall}; ask for fewer, or for larger problems")
+        terminal.warn(
+            f"fewer rows than asked for: {shortfall}; ask for fewer, or for larger problems"
+        )
     terminal.result(f"leaks: {leak_text(report['leaks'])}")
     terminal.result(f"written to {folder}")

@@ -78,15 +78,22 @@ class Stream:
     def check(self) -> None:
         """Raise a `ConfigError` for unknown domains and styles, or sizes that a generator does not offer."""
         if self.prompt_style not in PROMPT_STYLES:
-            raise ConfigError(f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {self.prompt_style!r}")
+            raise ConfigError(
+                f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {self.prompt_style!r}"
+            )
         for name in self.domains:
             if name not in DOMAINS:
-                raise ConfigError(f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}")
+                raise ConfigError(
+                    f"dataset: expected stream: and some of {', '.join(DOMAINS)}, got {name!r}"
+                )
         if len(set(self.domains)) < len(self.domains):
             raise ConfigError(f"dataset: expected each domain once, got {', '.join(self.domains)}")
         lengths = parse_lengths(self.lengths, "stream_lengths")
         # A shorter plan would have no end of these lengths.
-        if self.begun_lengths is not None and parse_lengths(self.begun_lengths, "stream_lengths")[0] < lengths[0]:
+        if (
+            self.begun_lengths is not None
+            and parse_lengths(self.begun_lengths, "stream_lengths")[0] < lengths[0]
+        ):
             raise ConfigError(
                 f"stream_lengths: expected rl with lengths of at least {lengths[0]}, the first of stream_lengths, "
                 f"with augment states, got {self.begun_lengths}"
@@ -143,7 +150,9 @@ def stream_row(stream: Stream, number: int) -> Row:
         return numbered_row(row, rng)
     if not stream.augment:
         return row
-    return renamed_row(row, domain.pools, rng, names="names" in stream.augment, order="order" in stream.augment)
+    return renamed_row(
+        row, domain.pools, rng, names="names" in stream.augment, order="order" in stream.augment
+    )
 
 
 def _draw(
@@ -173,7 +182,11 @@ _draw_once = cache(_draw)
 
 
 def _from_later_state(
-    domain: PlanningDomain, stream: Stream, problem_pddl: str, plan: tuple[Action, ...], rng: random.Random
+    domain: PlanningDomain,
+    stream: Stream,
+    problem_pddl: str,
+    plan: tuple[Action, ...],
+    rng: random.Random,
 ) -> tuple[str, tuple[Action, ...]]:
     """Let a problem begin in a state on its shortest plan, the end of which is then a shortest plan.
 
@@ -184,13 +197,19 @@ def _from_later_state(
     for length in rng.sample(plan_lengths, len(plan_lengths)):
         n_steps = len(plan) - length
         later = problem_after(problem_pddl, domain.pddl, plan[:n_steps])
-        # Another state is another problem, which may be of a partition that another split draws from.
-        if partition(parse_problem(later, parse_domain(domain.pddl))) == SPLIT_PARTITIONS[stream.split]:
+        # Another state is another problem, which may be of a partition that another split draws
+        # from.
+        if (
+            partition(parse_problem(later, parse_domain(domain.pddl)))
+            == SPLIT_PARTITIONS[stream.split]
+        ):
             return later, plan[n_steps:]
     return problem_pddl, plan
 
 
-def _shortest_plan(domain: PlanningDomain, problem: Problem, max_length: int) -> tuple[Action, ...] | None:
+def _shortest_plan(
+    domain: PlanningDomain, problem: Problem, max_length: int
+) -> tuple[Action, ...] | None:
     """Find a shortest plan; None where it is longer, or would take too long to find."""
     # The solver of a domain is optimal, and needs no search through states.
     if domain.solve is not None:
@@ -210,7 +229,8 @@ def distinct_rows(stream: Stream, n_rows: int) -> list[Row]:
     rows = []
     shortages = []
     for position, name in enumerate(stream.domains):
-        # Domains take turns, so these are the numbers of the rows of this one; 2^60 stands for no end.
+        # Domains take turns, so these are the numbers of the rows of this one; 2^60 stands for no
+        # end.
         numbers = range(position, 1 << 60, len(stream.domains))
         try:
             rows += _distinct_rows(stream, numbers, n_rows, f"{stream.split} of {name}")

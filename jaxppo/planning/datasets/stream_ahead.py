@@ -71,14 +71,17 @@ class StreamAhead:
                     [sys.executable, "-m", __name__, json.dumps(task)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                    env=os.environ
+                    | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
                     text=True,
                     encoding="utf-8",
-                    # A session of its own: Ctrl-C stops a run after its step, which still needs rows.
+                    # A session of its own: Ctrl-C stops a run after its step, which still needs
+                    # rows.
                     start_new_session=True,
                 )
             )
-        # The processes end with this object, also where nobody closes it; `_end` must not hold a reference to it.
+        # The processes end with this object, also where nobody closes it; `_end` must not hold a
+        # reference to it.
         self._finalizer = weakref.finalize(self, _end, tuple(self._processes))
 
 
@@ -86,7 +89,11 @@ def _read_row(process: subprocess.Popen[str]) -> Row:
     assert process.stdout is not None
     line = process.stdout.readline()
     # A line without its end is what a process that died has left.
-    row = json.loads(line) if line.endswith("\n") else {"error": f"a process that ended with {process.wait()}"}
+    row = (
+        json.loads(line)
+        if line.endswith("\n")
+        else {"error": f"a process that ended with {process.wait()}"}
+    )
     if "error" in row:
         raise DataError(f"train_split: expected rows of the stream, got {row['error']}")
     return row

@@ -31,7 +31,9 @@ class Terminal(Protocol):
         """Print a warning, also when quiet."""
         ...
 
-    def sample_table(self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    def sample_table(
+        self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+    ) -> None:
         """Print a table, unless quiet."""
         ...
 

@@ -28,7 +28,13 @@ def draw_problem(n_blocks: int, rng: random.Random, name: str) -> str:
     # The names of the blocks are in random order already, the atoms are shuffled.
     clear = [f"(clear {tower[-1]})" for tower in start]
     init = [*_place_atoms(start), *clear, "(handempty)"]
-    return problem_text(name, "blocksworld", " ".join(blocks), shuffled(init, rng), shuffled(_place_atoms(goal), rng))
+    return problem_text(
+        name,
+        "blocksworld",
+        " ".join(blocks),
+        shuffled(init, rng),
+        shuffled(_place_atoms(goal), rng),
+    )
 
 
 def random_towers(blocks: Iterable[str], rng: random.Random) -> list[list[str]]:
@@ -41,8 +47,8 @@ def random_towers(blocks: Iterable[str], rng: random.Random) -> list[list[str]]:
     standing: list[list[str]] = []
     while loose:
         tower = loose.pop()
-        # One number decides: each state that is still possible owns one value, first those with this tower on the
-        # table, then as many for every tower that it may be put on.
+        # One number decides: each state that is still possible owns one value, first those with
+        # this tower on the table, then as many for every tower that it may be put on.
         state = rng.randrange(count_states(len(loose) + 1, len(standing)))
         n_on_table = count_states(len(loose), len(standing) + 1)
         if state < n_on_table:

@@ -33,7 +33,9 @@ def draw_problem(n_children: int, rng: random.Random, name: str) -> str:
     filling = rng.sample(POOLS["filling"], n_children + rng.randint(0, 2))
     sandwiches = rng.sample(POOLS["sandwich"], n_children + rng.randint(0, 2))
     # Plain STRIPS has no negative conditions, so `not_allergic` is a fact of its own.
-    init = [f"({'allergic' if child in allergic else 'not_allergic'} {child})" for child in children]
+    init = [
+        f"({'allergic' if child in allergic else 'not_allergic'} {child})" for child in children
+    ]
     init += [f"(waiting {child} {rng.choice(tables)})" for child in children]
     init += _draw_portions("bread", bread, len(allergic), rng)
     init += _draw_portions("filling", filling, len(allergic), rng)

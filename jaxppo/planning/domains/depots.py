@@ -4,7 +4,14 @@ import random
 from collections.abc import Iterable
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
-from jaxppo.planning.domains.problems import draw_count, draw_goal, numbered, on_atoms, shuffled, write_problem
+from jaxppo.planning.domains.problems import (
+    draw_count,
+    draw_goal,
+    numbered,
+    on_atoms,
+    shuffled,
+    write_problem,
+)
 
 POOLS = {
     "depot": numbered("depot", 4),
@@ -35,7 +42,8 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     crates = rng.sample(POOLS["crate"], n_crates)
     piles = _draw_piles(crates, pallets, rng)
     goal_piles = piles
-    # Drawn again until the piles differ, in whatever order they are listed; the goal would hold at the start otherwise.
+    # Drawn again until the piles differ, in whatever order they are listed; the goal would hold at
+    # the start otherwise.
     while sorted(goal_piles) == sorted(piles):
         goal_piles = _draw_piles(crates, pallets, rng)
     init = [f"(at {truck} {rng.choice(places)})" for truck in trucks]
@@ -55,10 +63,14 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
         "pallet": list(pallets),
         "crate": crates,
     }
-    return write_problem(name, "depots", objects, init, draw_goal(on_atoms(goal_piles), init, rng), rng)
+    return write_problem(
+        name, "depots", objects, init, draw_goal(on_atoms(goal_piles), init, rng), rng
+    )
 
 
-def _draw_places(kind: str, places: list[str], max_spare: int, rng: random.Random) -> dict[str, str]:
+def _draw_places(
+    kind: str, places: list[str], max_spare: int, rng: random.Random
+) -> dict[str, str]:
     """Draw objects of a kind and their places: one for every place, and some spare ones."""
     assigned = [*places, *rng.choices(places, k=rng.randint(0, max_spare))]
     return dict(zip(rng.sample(POOLS[kind], len(assigned)), assigned, strict=True))

@@ -85,5 +85,7 @@ class PlanningDomain:
         """
         # A generator would find no names for more objects, and no goal for fewer.
         if size not in self.sizes:
-            raise ConfigError(f"n_{self.counts}: expected a size from {self.sizes[0]} to {self.sizes[-1]}, got {size}")
+            raise ConfigError(
+                f"n_{self.counts}: expected a size from {self.sizes[0]} to {self.sizes[-1]}, got {size}"
+            )
         return self.draw(size, rng, name)

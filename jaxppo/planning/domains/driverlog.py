@@ -35,19 +35,29 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     trucks = rng.sample(POOLS["truck"], draw_count(range(1, 4), 2, rng))
     drivers = rng.sample(POOLS["driver"], draw_count(range(1, 4), 2, rng))
     packages = rng.sample(POOLS["package"], n_packages)
-    # Roads and paths are drawn apart: where a truck goes directly, a driver may have to walk around.
+    # Roads and paths are drawn apart: where a truck goes directly, a driver may have to walk
+    # around.
     paths, stops = _draw_paths(places, rng)
     package_starts = {package: rng.choice(places) for package in packages}
     other_starts = {movable: rng.choice(places) for movable in (*trucks, *drivers)}
     init = both_ways("link", draw_roads(places, rng.randint(0, len(places) // 2), rng))
     init += both_ways("path", paths)
-    init += [f"(at {movable} {place})" for movable, place in (package_starts | other_starts).items()]
+    init += [
+        f"(at {movable} {place})" for movable, place in (package_starts | other_starts).items()
+    ]
     init += [f"(empty {truck})" for truck in trucks]
     targets = draw_targets(package_starts, places, rng)
     goal = draw_goal([f"(at {package} {place})" for package, place in targets.items()], init, rng)
     # About one in four trucks and drivers has to end somewhere, too.
-    goal += [f"(at {movable} {rng.choice(places)})" for movable in other_starts if rng.random() < 0.25]
-    objects = {"location": [*places, *stops], "driver": drivers, "truck": trucks, "package": packages}
+    goal += [
+        f"(at {movable} {rng.choice(places)})" for movable in other_starts if rng.random() < 0.25
+    ]
+    objects = {
+        "location": [*places, *stops],
+        "driver": drivers,
+        "truck": trucks,
+        "package": packages,
+    }
     return write_problem(name, "driverlog", objects, init, goal, rng)
 
 

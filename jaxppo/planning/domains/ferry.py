@@ -3,7 +3,13 @@
 import random
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
-from jaxppo.planning.domains.problems import draw_count, draw_goal, draw_targets, numbered, write_problem
+from jaxppo.planning.domains.problems import (
+    draw_count,
+    draw_goal,
+    draw_targets,
+    numbered,
+    write_problem,
+)
 
 POOLS = {"car": numbered("car", 12), "shore": numbered("shore", 8)}
 

@@ -12,7 +12,11 @@ from jaxppo.planning.domains.problems import (
     write_problem,
 )
 
-POOLS = {"room": numbered("room", 6), "ball": numbered("ball", 12), "gripper": ("left", "right", "upper", "lower")}
+POOLS = {
+    "room": numbered("room", 6),
+    "ball": numbered("ball", 12),
+    "gripper": ("left", "right", "upper", "lower"),
+}
 
 
 def draw_problem(n_balls: int, rng: random.Random, name: str) -> str:

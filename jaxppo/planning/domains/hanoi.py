@@ -4,7 +4,14 @@ import random
 from collections.abc import Sequence
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
-from jaxppo.planning.domains.problems import UNTYPED, draw_count, draw_goal, numbered, on_atoms, write_problem
+from jaxppo.planning.domains.problems import (
+    UNTYPED,
+    draw_count,
+    draw_goal,
+    numbered,
+    on_atoms,
+    write_problem,
+)
 
 POOLS = {"disc": numbered("disc", 7), "peg": numbered("peg", 5)}
 
@@ -19,7 +26,8 @@ def draw_problem(n_discs: int, rng: random.Random, name: str) -> str:
     """
     discs = rng.sample(POOLS["disc"], n_discs)  # from small to large
     pegs = rng.sample(POOLS["peg"], draw_count(range(3, 6), 4, rng))
-    # A legal position is nothing but a peg for each disc: on a peg, discs can lie in one order only.
+    # A legal position is nothing but a peg for each disc: on a peg, discs can lie in one order
+    # only.
     start = [rng.choice(pegs) for _ in discs]
     goal = start
     while goal == start:

@@ -4,7 +4,13 @@ import random
 from itertools import chain, islice
 
 from jaxppo.planning.domains.domain import Phrases, PlanningDomain
-from jaxppo.planning.domains.problems import draw_count, draw_goal, draw_targets, numbered, write_problem
+from jaxppo.planning.domains.problems import (
+    draw_count,
+    draw_goal,
+    draw_targets,
+    numbered,
+    write_problem,
+)
 
 POOLS = {
     "city": numbered("city", 4),
@@ -30,7 +36,9 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     city_places = {city: [airports[city], *locations[city]] for city in cities}
     all_places = list(chain.from_iterable(city_places.values()))
     # Packages may begin and end anywhere, in the same city or in another one.
-    starts = {package: rng.choice(all_places) for package in rng.sample(POOLS["package"], n_packages)}
+    starts = {
+        package: rng.choice(all_places) for package in rng.sample(POOLS["package"], n_packages)
+    }
     targets = draw_targets(starts, all_places, rng)
     # A truck for every city, and up to two spare ones.
     truck_cities = [*cities, *rng.choices(cities, k=rng.randint(0, 2))]
@@ -54,12 +62,16 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     return write_problem(name, "logistics", objects, init, goal, rng)
 
 
-def _draw_places(cities: list[str], rng: random.Random) -> tuple[dict[str, str], dict[str, list[str]]]:
+def _draw_places(
+    cities: list[str], rng: random.Random
+) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Draw the airport of each city, and its other places."""
     airports = dict(zip(cities, rng.sample(POOLS["airport"], len(cities)), strict=True))
     # One iterator for all cities, so that no location is in two of them.
     unused = iter(rng.sample(POOLS["location"], len(POOLS["location"])))
-    return airports, {city: list(islice(unused, draw_count(range(1, 4), 3, rng))) for city in cities}
+    return airports, {
+        city: list(islice(unused, draw_count(range(1, 4), 3, rng))) for city in cities
+    }
 
 
 LOGISTICS = PlanningDomain(

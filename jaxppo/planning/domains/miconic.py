@@ -15,7 +15,8 @@ def draw_problem(n_passengers: int, rng: random.Random, name: str) -> str:
     floors, names (which say nothing about height) and order vary. It is solvable: of two floors one is above the other,
     so the lift reaches every floor, and nothing keeps a passenger from boarding.
     """
-    floors = rng.sample(POOLS["floor"], draw_count(range(2, 13), 3 + n_passengers, rng))  # from the lowest
+    # From the lowest
+    floors = rng.sample(POOLS["floor"], draw_count(range(2, 13), 3 + n_passengers, rng))
     passengers = rng.sample(POOLS["passenger"], n_passengers)
     # Origin and destination, two different floors.
     trips = {passenger: rng.sample(floors, 2) for passenger in passengers}
@@ -26,7 +27,9 @@ def draw_problem(n_passengers: int, rng: random.Random, name: str) -> str:
     init += [f"(origin {passenger} {origin})" for passenger, (origin, _) in trips.items()]
     init += [f"(destin {passenger} {destination})" for passenger, (_, destination) in trips.items()]
     goal = draw_goal([f"(served {passenger})" for passenger in passengers], init, rng)
-    return write_problem(name, "miconic", {"passenger": passengers, "floor": floors}, init, goal, rng)
+    return write_problem(
+        name, "miconic", {"passenger": passengers, "floor": floors}, init, goal, rng
+    )
 
 
 MICONIC = PlanningDomain(

@@ -31,7 +31,9 @@ def shuffled(items: Sequence[T], rng: random.Random) -> list[T]:
     return rng.sample(items, len(items))
 
 
-def draw_targets(starts: Mapping[str, str], places: Sequence[str], rng: random.Random) -> dict[str, str]:
+def draw_targets(
+    starts: Mapping[str, str], places: Sequence[str], rng: random.Random
+) -> dict[str, str]:
     """Draw a place for each object, uniform over all choices that move at least one object."""
     # All targets are drawn again, so that every other choice stays equally likely.
     while True:
@@ -85,7 +87,11 @@ def neighbours(cells: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """List the pairs (later, earlier) of numbers of cells that share a side."""
     pairs = []
     for later, (x, y) in enumerate(cells):
-        pairs += [(later, earlier) for earlier, (u, v) in enumerate(cells[:later]) if abs(x - u) + abs(y - v) == 1]
+        pairs += [
+            (later, earlier)
+            for earlier, (u, v) in enumerate(cells[:later])
+            if abs(x - u) + abs(y - v) == 1
+        ]
     return pairs
 
 
@@ -114,11 +120,16 @@ def write_problem(
     rng: random.Random,
 ) -> str:
     """Write PDDL text, with objects (by type), facts and goals in random order."""
-    # Generators list facts kind by kind and draw the goal's first atom apart: the order would tell what was drawn when.
-    return problem_text(name, domain, _typed_lists(objects, rng), shuffled(init, rng), shuffled(goal, rng))
+    # Generators list facts kind by kind and draw the goal's first atom apart: the order would tell
+    # what was drawn when.
+    return problem_text(
+        name, domain, _typed_lists(objects, rng), shuffled(init, rng), shuffled(goal, rng)
+    )
 
 
-def problem_text(name: str, domain: str, objects: str, init: Iterable[str], goal: Iterable[str]) -> str:
+def problem_text(
+    name: str, domain: str, objects: str, init: Iterable[str], goal: Iterable[str]
+) -> str:
     """Write PDDL text with everything in this order."""
     return (
         f"(define (problem {name})\n"

@@ -24,8 +24,11 @@ def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
     # Counts grow with the number of images, as far as the pools have names.
     satellites = rng.sample(POOLS["satellite"], draw_count(range(1, 4), 1 + n_images // 3, rng))
     modes = rng.sample(POOLS["mode"], draw_count(range(1, 6), 1 + n_images // 2, rng))
-    # More directions than images, so that there are enough different images with a single mode, too.
-    directions = rng.sample(POOLS["direction"], draw_count(range(n_images + 1, 17), n_images + 3, rng))
+    # More directions than images, so that there are enough different images with a single mode,
+    # too.
+    directions = rng.sample(
+        POOLS["direction"], draw_count(range(n_images + 1, 17), n_images + 3, rng)
+    )
     instrument_modes = _draw_modes(modes, len(satellites), rng)
     # Every satellite carries an instrument; the remaining ones are anywhere.
     carriers = [*satellites, *rng.choices(satellites, k=len(instrument_modes) - len(satellites))]
@@ -33,7 +36,10 @@ def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
     init = [f"(on_board {instrument} {carrier})" for instrument, carrier in boards]
     for instrument, supported in instrument_modes.items():
         init += [f"(supports {instrument} {mode})" for mode in supported]
-    init += [f"(calibration_target {instrument} {rng.choice(directions)})" for instrument in instrument_modes]
+    init += [
+        f"(calibration_target {instrument} {rng.choice(directions)})"
+        for instrument in instrument_modes
+    ]
     init += [f"(pointing {satellite} {rng.choice(directions)})" for satellite in satellites]
     init += [f"(power_avail {satellite})" for satellite in satellites]
     images = []
@@ -41,14 +47,25 @@ def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
         images += [f"(have_image {direction} {mode})" for mode in modes]
     # Nothing has been taken at the start, so every goal takes steps.
     goal = rng.sample(images, n_images)
-    goal += [f"(pointing {satellite} {rng.choice(directions)})" for satellite in satellites if rng.random() < 0.3]
-    objects = {"satellite": satellites, "instrument": list(instrument_modes), "mode": modes, "direction": directions}
+    goal += [
+        f"(pointing {satellite} {rng.choice(directions)})"
+        for satellite in satellites
+        if rng.random() < 0.3
+    ]
+    objects = {
+        "satellite": satellites,
+        "instrument": list(instrument_modes),
+        "mode": modes,
+        "direction": directions,
+    }
     return write_problem(name, "satellite", objects, init, goal, rng)
 
 
 def _draw_modes(modes: list[str], n_satellites: int, rng: random.Random) -> dict[str, list[str]]:
     """Draw instruments with their modes: at least one for every satellite and for every mode."""
-    instruments = rng.sample(POOLS["instrument"], rng.randint(n_satellites, len(POOLS["instrument"]) - 1))
+    instruments = rng.sample(
+        POOLS["instrument"], rng.randint(n_satellites, len(POOLS["instrument"]) - 1)
+    )
     instrument_modes = {instrument: [rng.choice(modes)] for instrument in instruments}
     # Every mode is given to an instrument once more, so that none is left without an instrument.
     for mode in modes:

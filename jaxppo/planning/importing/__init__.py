@@ -3,4 +3,11 @@
 In: files. Out: folders of rows with a card, and what was left out with reasons.
 """
 
-__all__ = ["importers", "instance_files", "pddl_folder", "planbench", "planbench_sentences", "source_files"]
+__all__ = [
+    "importers",
+    "instance_files",
+    "pddl_folder",
+    "planbench",
+    "planbench_sentences",
+    "source_files",
+]

@@ -39,7 +39,8 @@ from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans
 from jaxppo.planning.validate.validator import execute
 
-# What each kind of source is read with: the source, and the folder with its PDDL files where it has none itself.
+# What each kind of source is read with: the source, and the folder with its PDDL files where it has
+# none itself.
 _READERS: Mapping[str, Callable[[Path, Path], Reading]] = {
     "pddl": lambda source, _: read_pddl(source),
     "planbench": read_planbench,
@@ -75,7 +76,9 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
     rows, rejected, figures = _import(config, source, kind, terminal)
     terminal.print("checking and writing")
     # Rows of ours may be obfuscated: their words go along, so that leaks are found under them.
-    mappings = read_mappings(source if source.is_dir() else source.parent) if kind == "rows" else None
+    mappings = (
+        read_mappings(source if source.is_dir() else source.parent) if kind == "rows" else None
+    )
     report = write_dataset(
         folder,
         rows,
@@ -109,9 +112,12 @@ def _import(
         splits, not_placed = assign_splits(solved, config, progress.update)
     rejected += not_placed
     rows = _rows(splits, config, rejected)
-    # An import of nothing is refused before the long stages, with the reason that it most likely has.
+    # An import of nothing is refused before the long stages, with the reason that it most likely
+    # has.
     if not rows:
-        raise DataError(f"source: expected a problem that can become a row in {source}, got {_summary(rejected)}")
+        raise DataError(
+            f"source: expected a problem that can become a row in {source}, got {_summary(rejected)}"
+        )
     if config.n_renamings and "train" in rows:
         rows["train"] = _with_renamings(rows["train"], config.n_renamings, rejected)
     if config.planners.optimal_planner is not None:
@@ -133,7 +139,9 @@ def _kind_of(source: Path) -> str:
     # A data set of ours also has files of JSON, and PlanBench's folder also has PDDL.
     if split_files(source):
         return "rows"
-    if any(first_row(path).keys() >= PAPER_COLUMNS.keys() for path in list_files(source, "*.jsonl")):
+    if any(
+        first_row(path).keys() >= PAPER_COLUMNS.keys() for path in list_files(source, "*.jsonl")
+    ):
         return "paper"
     if any(is_planbench(path) for path in list_files(source, "*.json")):
         return "planbench"
@@ -151,12 +159,18 @@ def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
     if config.pddl_dir is not None and not Path(config.pddl_dir).is_dir():
         raise ConfigError(f"pddl_dir: expected a folder, got {config.pddl_dir!r}")
     if kind in ("planbench", "paper") and config.pddl_dir is None and not source.is_dir():
-        raise ConfigError(f"pddl_dir: expected the folder with the PDDL files of {source}, got nothing")
+        raise ConfigError(
+            f"pddl_dir: expected the folder with the PDDL files of {source}, got nothing"
+        )
     if config.split == KEEP and kind != "rows":
-        raise ConfigError(f"split: expected auto or the name of a split for kind {kind}, got {KEEP!r}")
+        raise ConfigError(
+            f"split: expected auto or the name of a split for kind {kind}, got {KEEP!r}"
+        )
     # The written rows would be part of the source when the import is continued.
     if source.is_dir() and Path(config.output_dir).resolve().is_relative_to(source.resolve()):
-        raise ConfigError(f"output_dir: expected a folder outside the source {source}, got {config.output_dir}")
+        raise ConfigError(
+            f"output_dir: expected a folder outside the source {source}, got {config.output_dir}"
+        )
     if config.planners.planner == NO_PLANNER and config.replace_invalid_plans:
         raise ConfigError("replace_invalid_plans: expected False with planner none, got True")
     check_planners(config.planners, config.use_val)
@@ -166,13 +180,18 @@ def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
 
 
 def _check(
-    readings: Sequence[SourceProblem | Rejected], config: ImportConfig, terminal: Terminal, rejected: list[Rejected]
+    readings: Sequence[SourceProblem | Rejected],
+    config: ImportConfig,
+    terminal: Terminal,
+    rejected: list[Rejected],
 ) -> list[SourceProblem]:
     """Return the problems that can be a row or planned for, with the valid ones of their plans, which may be none."""
     problems: list[SourceProblem] = []
     with terminal.progress(len(readings), "check") as progress:
         for number, reading in enumerate(readings, 1):
-            checked = reading if isinstance(reading, Rejected) else _with_valid_plans(reading, config)
+            checked = (
+                reading if isinstance(reading, Rejected) else _with_valid_plans(reading, config)
+            )
             if isinstance(checked, Rejected):
                 rejected.append(checked)
             else:
@@ -199,21 +218,30 @@ def _with_valid_plans(problem: SourceProblem, config: ImportConfig) -> SourcePro
         if reason is not None and not config.replace_invalid_plans:
             return problem.rejected(reason)
         if config.planners.planner == NO_PLANNER:
-            return problem.rejected("no plan: expected one in the source with planner none, got none")
+            return problem.rejected(
+                "no plan: expected one in the source with planner none, got none"
+            )
     return problem._replace(plans=tuple(valid_plans))
 
 
 def _solve(
-    problems: Sequence[SourceProblem], config: ImportConfig, terminal: Terminal, rejected: list[Rejected]
+    problems: Sequence[SourceProblem],
+    config: ImportConfig,
+    terminal: Terminal,
+    rejected: list[Rejected],
 ) -> list[SourceProblem]:
     """Have the planner find the plans that are missing, and keep the order of the source."""
     unsolved = [problem for problem in problems if not problem.plans]
     if not unsolved:
         return list(problems)
     with terminal.progress(len(unsolved), "plan") as progress:
-        # The planner works while its results are read: as a list, so that this is here, where the progress bar is.
+        # The planner works while its results are read: as a list, so that this is here, where the
+        # progress bar is.
         results = find_plans(
-            [PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl) for problem in unsolved],
+            [
+                PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl)
+                for problem in unsolved
+            ],
             planner=config.planners.planner,
             timeout_s=config.planners.planner_timeout_s,
             workers=config.planners.workers,
@@ -265,7 +293,8 @@ def _row(problem: SourceProblem, split: str, config: ImportConfig) -> Row:
         planner=problem.planner,
         **problem.columns,
     )
-    # The first plan is the completion; a row with several lists them all, so that any of them counts as the reference.
+    # The first plan is the completion; a row with several lists them all, so that any of them
+    # counts as the reference.
     if len(problem.plans) > 1:
         row["reference_plan"] = [list(map(format_action, plan)) for plan in problem.plans]
     return row
@@ -277,7 +306,8 @@ def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -
     With few names some copies have the prompt of another row: those are left out, as are those whose id is taken. A
     problem whose objects can have no other names is rejected as a copy; the row itself stays.
     """
-    # The new names are those of all problems of a domain in these rows, so that no copy has a word that no prompt has.
+    # The new names are those of all problems of a domain in these rows, so that no copy has a word
+    # that no prompt has.
     problems: dict[str, list[Problem]] = {}
     for row in rows:
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
@@ -294,17 +324,27 @@ def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -
                     prompts.add(copy["prompt"])
                     rows_and_copies.append(copy)
         except ConfigError as error:
-            rejected.append(Rejected(row["id"], row["domain"], "train", row.get("source", ""), f"no copies: {error}"))
+            rejected.append(
+                Rejected(
+                    row["id"], row["domain"], "train", row.get("source", ""), f"no copies: {error}"
+                )
+            )
     return rows_and_copies
 
 
-def _add_optimal_costs(rows: Mapping[str, list[Row]], planner: str, config: ImportConfig, terminal: Terminal) -> None:
+def _add_optimal_costs(
+    rows: Mapping[str, list[Row]], planner: str, config: ImportConfig, terminal: Terminal
+) -> None:
     """Add the column `optimal_cost`: what an optimal plan costs, None where the optimal planner found none."""
     all_rows: list[Row] = []
     for split_rows in rows.values():
         all_rows += split_rows
     plans = optimal_plans(
-        all_rows, planner, config.planners, plans_file(Path(config.output_dir), config.planners), terminal
+        all_rows,
+        planner,
+        config.planners,
+        plans_file(Path(config.output_dir), config.planners),
+        terminal,
     )
     for row, plan in zip(all_rows, plans, strict=True):
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
@@ -321,7 +361,10 @@ def _summary(rejected: Sequence[Rejected]) -> str:
 
 
 def _figures(
-    config: ImportConfig, kind: str, problems: Sequence[SourceProblem], solved: Sequence[SourceProblem]
+    config: ImportConfig,
+    kind: str,
+    problems: Sequence[SourceProblem],
+    solved: Sequence[SourceProblem],
 ) -> dict[str, Any]:
     # `problems` are those before planning, so a plan that one of them has came with it.
     n_with_plan = sum(bool(problem.plans) for problem in problems)
@@ -333,6 +376,10 @@ def _figures(
     return {
         "settings": settings_of(config),
         "kind": kind,
-        "plans": {"given": n_with_plan, "found": n_planned, "not found": len(problems) - len(solved)},
+        "plans": {
+            "given": n_with_plan,
+            "found": n_planned,
+            "not found": len(problems) - len(solved),
+        },
         "planner_licences": {name: PLANNERS[name].licence for name in planners},
     }

@@ -14,7 +14,13 @@ from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder, last_number
 from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.importing.source_files import ErrorCache
-from jaxppo.planning.importing.source_problems import FROM_SOURCE, Reading, SourceProblem, plan_objection, read_plan
+from jaxppo.planning.importing.source_problems import (
+    FROM_SOURCE,
+    Reading,
+    SourceProblem,
+    plan_objection,
+    read_plan,
+)
 from jaxppo.planning.language.parse import Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.temporal import read_names
@@ -69,7 +75,13 @@ def collect(entries: Iterable[Entry | Rejected], instances: "Instances") -> Read
             files = instances.files_of(entry)
         except DataError as error:
             # Names are cut: they are a stranger's, and may be of any length.
-            yield Rejected(f"{entry.domain:.60}-{entry.instance:.60}", entry.domain, "", entry.source, str(error))
+            yield Rejected(
+                f"{entry.domain:.60}-{entry.instance:.60}",
+                entry.domain,
+                "",
+                entry.source,
+                str(error),
+            )
             continue
         path = files.problem.path
         problem = problems.get(path) or instances.problem_of(entry, files)
@@ -99,7 +111,9 @@ class Instances:
         """
         # The plan is part of the key, as it decides between files of one name.
         key = (entry.domain, entry.instance, entry.plan_text)
-        return self._files_by_entry.get_or_compute(key, lambda: self._choose(entry, self._candidates(entry)))
+        return self._files_by_entry.get_or_compute(
+            key, lambda: self._choose(entry, self._candidates(entry))
+        )
 
     def problem_of(self, entry: Entry, files: _InstanceFiles) -> SourceProblem:
         """Make the problem of an instance, without its plan."""
@@ -114,7 +128,9 @@ class Instances:
             columns={"source": label, **entry.columns},
         )
 
-    def with_plan(self, problem: SourceProblem, entry: Entry, files: _InstanceFiles) -> SourceProblem:
+    def with_plan(
+        self, problem: SourceProblem, entry: Entry, files: _InstanceFiles
+    ) -> SourceProblem:
         """Add the plan of a row to the plans of a problem."""
         if not entry.plan_text.strip():
             return problem
@@ -146,12 +162,18 @@ class Instances:
                 if problem.kind != "problem":
                     continue
                 is_configured = configured is not None and path == configured[0]
-                domain = configured[1] if configured is not None and is_configured else self.folder.domain_of(problem)
+                domain = (
+                    configured[1]
+                    if configured is not None and is_configured
+                    else self.folder.domain_of(problem)
+                )
             except DataError as error:
                 # Only reported where no file is left.
                 errors.append(error)
                 continue
-            is_of_domain = is_configured or bool(paths_of_domain) or domain.name == entry.domain.lower()
+            is_of_domain = (
+                is_configured or bool(paths_of_domain) or domain.name == entry.domain.lower()
+            )
             candidates.append(_InstanceFiles(problem, domain, is_configured, is_of_domain))
         if errors and not candidates:
             raise DataError(f"no problem file: {errors[0]}")
@@ -197,7 +219,10 @@ class Instances:
         if not entry.plan_text.strip():
             return files.is_of_domain
         try:
-            return plan_objection(files.domain.text, files.problem.text, self._plan(entry, files)) is None
+            return (
+                plan_objection(files.domain.text, files.problem.text, self._plan(entry, files))
+                is None
+            )
         except DataError:
             return False
 
@@ -214,7 +239,10 @@ class Instances:
         # No sentence has parentheses.
         if "(" not in entry.plan_text:
             return tuple(sentences.read(entry.plan_text))
-        return tuple(_without_surplus_words(sentences.in_pddl(step), names) for step in read_plan(entry.plan_text))
+        return tuple(
+            _without_surplus_words(sentences.in_pddl(step), names)
+            for step in read_plan(entry.plan_text)
+        )
 
     @cached_property
     def _paths_by_name(self) -> dict[str, list[Path]]:
@@ -233,7 +261,11 @@ class Instances:
         template = config.get("instances_template")
         folder = config.get("instance_dir")
         domain = config.get("domain_file")
-        if not isinstance(template, str) or not isinstance(folder, str) or not isinstance(domain, str):
+        if (
+            not isinstance(template, str)
+            or not isinstance(folder, str)
+            or not isinstance(domain, str)
+        ):
             return None
         for base in (self.folder.root, self.folder.root / "instances"):
             problem_path = base / folder / template.replace("{}", entry.instance)
@@ -259,7 +291,8 @@ class Instances:
                 config = parse_yaml(read_text(path))
             except (DataError, yaml.YAMLError):
                 continue
-            # Rows name a configuration by its file or by the domain's name in it; the latter is PlanBench's own way.
+            # Rows name a configuration by its file or by the domain's name in it; the latter is
+            # PlanBench's own way.
             if isinstance(config, dict):
                 configs.setdefault(path.stem, config)
                 configs[str(config.get("domain_name", path.stem))] = config

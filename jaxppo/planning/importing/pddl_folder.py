@@ -11,7 +11,8 @@ from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.importing.source_files import ErrorCache, natural_key
 
-# Possessive quantifiers, here and below: a hostile file must not make the match take longer than linear time.
+# Possessive quantifiers, here and below: a hostile file must not make the match take longer than
+# linear time.
 _COMMENT = re.compile(r";[^\n]*+")
 _DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
 _DOMAIN_OF_PROBLEM = re.compile(r"\(\s*+:domain\s++([^\s()]++)\s*+\)")
@@ -65,7 +66,11 @@ class PddlFolder:
     @cached_property
     def files(self) -> list[Path]:
         """The `.pddl` files, `p2` before `p10`."""
-        paths = [path for path in self.root.rglob("*") if path.suffix.lower() == ".pddl" and self._is_inside(path)]
+        paths = [
+            path
+            for path in self.root.rglob("*")
+            if path.suffix.lower() == ".pddl" and self._is_inside(path)
+        ]
         return sorted(paths, key=lambda path: natural_key(self.label(path)))
 
     @cached_property
@@ -97,7 +102,8 @@ class PddlFolder:
         Raises:
             DataError: there is none, or several that differ.
         """
-        # From the inside out, so that a domain beside the problem wins over one of the same name further up.
+        # From the inside out, so that a domain beside the problem wins over one of the same name
+        # further up.
         nearest: list[Definition] = []
         for folder in self._folders_above(problem.path):
             domains: list[Definition] = []
@@ -107,9 +113,12 @@ class PddlFolder:
             if with_name:
                 return self._only_domain(with_name, problem)
             nearest = nearest or domains
-        # No domain has the name: the nearest one is taken, as VAL does, which does not compare the names.
+        # No domain has the name: the nearest one is taken, as VAL does, which does not compare the
+        # names.
         if not nearest:
-            raise DataError(f"domain: expected a file that defines the domain '{problem.domain}', got none")
+            raise DataError(
+                f"domain: expected a file that defines the domain '{problem.domain}', got none"
+            )
         return self._only_domain(nearest, problem)
 
     def plans_of(self, problem: Definition) -> list[Path]:
@@ -127,7 +136,8 @@ class PddlFolder:
             paths += self._numbered(folder, problem.path.name + suffix)
         for plan_folder in self._plan_folders(folder):
             paths += self._starting_with(plan_folder, problem.path.stem)
-        # A planner writes `sas_plan` for whatever it solves: with several problems nobody knows for which.
+        # A planner writes `sas_plan` for whatever it solves: with several problems nobody knows for
+        # which.
         if len(self._in_folder(folder, "problem")) == 1:
             paths += self._numbered(folder, _SAS_PLAN)
         return list(dict.fromkeys(paths))
@@ -141,7 +151,8 @@ class PddlFolder:
         for base in bases:
             folders += [base / name for name in PLAN_FOLDERS]
         for base in self._folders_above(folder / "problem"):
-            # With and without the first folder: `solutions/easy` may mirror `problems/easy`, or `easy`.
+            # With and without the first folder: `solutions/easy` may mirror `problems/easy`, or
+            # `easy`.
             parts = folder.relative_to(base).parts
             for mirrored in (parts, parts[1:]):
                 if mirrored:
@@ -175,12 +186,16 @@ class PddlFolder:
     def _only_domain(self, domains: list[Definition], problem: Definition) -> Definition:
         """Return the one domain that is meant; copies of one text are one."""
         # Some competitions have a domain for each problem, in one folder and with one name.
-        matching = [domain for domain in domains if _belong_together(domain.path.stem, problem.path.stem)]
+        matching = [
+            domain for domain in domains if _belong_together(domain.path.stem, problem.path.stem)
+        ]
         domains = matching or domains
         if len({domain.text for domain in domains}) > 1:
             files = ", ".join(self.label(domain.path) for domain in domains[:3])
             more = f" and {len(domains) - 3} more" if len(domains) > 3 else ""
-            raise DataError(f"domain: expected one file for the domain '{problem.domain}', got {files}{more}")
+            raise DataError(
+                f"domain: expected one file for the domain '{problem.domain}', got {files}{more}"
+            )
         return domains[0]
 
     def _starting_with(self, folder: Path, name: str) -> list[Path]:
@@ -214,7 +229,9 @@ def _read_definition(path: Path) -> Definition:
         )
     kind, name = match.groups()
     domain = _DOMAIN_OF_PROBLEM.search(plain) if kind == "problem" else None
-    return Definition(path, _without_spare_parentheses(text), kind, name, domain[1] if domain else "")
+    return Definition(
+        path, _without_spare_parentheses(text), kind, name, domain[1] if domain else ""
+    )
 
 
 def _without_spare_parentheses(text: str) -> str:

@@ -55,7 +55,9 @@ def _entries(source: Path, configs: Collection[str]) -> Iterator[Entry | Rejecte
                 yield unreadable(label, error, domain=domain)
 
 
-def read_instances(path: Path, label: str, tasks: Sequence[int] = _PLANNING_TASKS) -> dict[str, Any]:
+def read_instances(
+    path: Path, label: str, tasks: Sequence[int] = _PLANNING_TASKS
+) -> dict[str, Any]:
     """Read a JSON file of PlanBench of one of some tasks: it has `domain` and `instances`.
 
     Raises:
@@ -84,14 +86,17 @@ def config_of(path: Path, content: Mapping[str, Any], configs: Collection[str]) 
 
     Some files call their domain `blocksworld_zero_shot` or `blocksworld/generated_basic`.
     """
-    # Resolved, so that a file that is named alone (`t1.json` in its own folder) still has its folders.
+    # Resolved, so that a file that is named alone (`t1.json` in its own folder) still has its
+    # folders.
     folders = path.resolve().parts[-3:-1]
     return next((name for name in folders if name in configs), content["domain"])
 
 
 def _entry(instance: Any, domain: str, place: str) -> Entry:
     if not isinstance(instance, dict) or not isinstance(instance.get("instance_id"), int | str):
-        raise DataError(f"{place}: field 'instance_id': expected a number or a name, got {instance!s:.60}")
+        raise DataError(
+            f"{place}: field 'instance_id': expected a number or a name, got {instance!s:.60}"
+        )
     query = instance.get("query") or ""
     plan = instance.get("ground_truth_plan") or ""
     # The repository's two trees differ: a plan is a text, a list of steps, or `{"plan": either}`.

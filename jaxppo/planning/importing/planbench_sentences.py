@@ -32,13 +32,16 @@ class Sentences:
 
     def __init__(self, config: Mapping[str, Any], problem: Problem):
         self._problem = problem
-        self._objects_by_phrase = {_phrase(name, config.get("encoded_objects")): name for name in problem.objects}
+        self._objects_by_phrase = {
+            _phrase(name, config.get("encoded_objects")): name for name in problem.objects
+        }
         compact = config.get("encoded_objects_compact")
         if compact:
             short_names = {_phrase(name, compact): name for name in problem.objects}
         else:
             short_names = _first_words(self._objects_by_phrase)
-        # Where one word names two objects: the prompts' phrase before the PDDL name, and that before the short name.
+        # Where one word names two objects: the prompts' phrase before the PDDL name, and that
+        # before the short name.
         all_names = short_names | {name: name for name in problem.objects} | self._objects_by_phrase
         self.names: Mapping[str, str] = {phrase.lower(): name for phrase, name in all_names.items()}
         """What an object may be called, in lower case, to the object."""
@@ -48,7 +51,9 @@ class Sentences:
         if isinstance(templates, dict):
             for action, template in templates.items():
                 if str(template).strip():
-                    self._actions.setdefault(tuple(str(template).split("{}")), []).append(str(action))
+                    self._actions.setdefault(tuple(str(template).split("{}")), []).append(
+                        str(action)
+                    )
 
     def read(self, text: str) -> Iterator[Action]:
         """Read a sentence a line, and nothing else but `[PLAN]` and `[PLAN END]`.
@@ -66,20 +71,29 @@ class Sentences:
         schema = self._problem.domain.actions.get(name)
         if schema is not None and len(arguments) > len(schema.parameters):
             # Too many arguments may be phrases of two words each.
-            pairs = [" ".join(arguments[place : place + 2]) for place in range(0, len(arguments), 2)]
+            pairs = [
+                " ".join(arguments[place : place + 2]) for place in range(0, len(arguments), 2)
+            ]
             if len(pairs) == len(schema.parameters) and self.names.keys() >= {*pairs}:
                 arguments = pairs
         objects = self._problem.objects
-        return (name, *(word if word in objects else self.names.get(word, word) for word in arguments))
+        return (
+            name,
+            *(word if word in objects else self.names.get(word, word) for word in arguments),
+        )
 
     def _step(self, line: str) -> Action:
         for template, pattern in self._line_patterns.items():
             if match := pattern.fullmatch(line):
-                return self._action(template, [self._objects_by_phrase[phrase] for phrase in match.groups()])
+                return self._action(
+                    template, [self._objects_by_phrase[phrase] for phrase in match.groups()]
+                )
         names: list[str] = []
         for actions in self._actions.values():
             names += actions
-        raise DataError(f"unreadable plan: expected a sentence for one of {', '.join(names)}, got {line[:60]!r}")
+        raise DataError(
+            f"unreadable plan: expected a sentence for one of {', '.join(names)}, got {line[:60]!r}"
+        )
 
     def find(self, text: str) -> Iterator[tuple[Span, Action]]:
         """Find the sentences in a text, and where they stand, in any case and with any blanks between words.
@@ -91,7 +105,8 @@ class Sentences:
             return
         templates = list(self._actions)
         for match in self._text_pattern.finditer(text):
-            # The group around a template closes last, so it is the last one; those of its objects follow it by number.
+            # The group around a template closes last, so it is the last one; those of its objects
+            # follow it by number.
             template_group = match.lastindex or 1
             template = templates[int((match.lastgroup or "_0")[1:])]
             phrases = []
@@ -99,21 +114,30 @@ class Sentences:
                 phrases.append(" ".join(match[template_group + place].lower().split()))
             # Not every match has names: in any case, the pattern also takes the long s for an s.
             if self.names.keys() >= {*phrases}:
-                yield match.span(), self._action(template, [self.names[phrase] for phrase in phrases])
+                yield (
+                    match.span(),
+                    self._action(template, [self.names[phrase] for phrase in phrases]),
+                )
 
     @cached_property
     def _line_patterns(self) -> dict[tuple[str, ...], re.Pattern[str]]:
         """The pattern of each template; with the objects in it, long lines take no longer than others."""
         phrases = sorted(filter(None, self._objects_by_phrase), key=len, reverse=True)
         objects = f"({'|'.join(map(re.escape, phrases)) or _NOTHING})"
-        return {template: re.compile(objects.join(map(re.escape, template))) for template in self._actions}
+        return {
+            template: re.compile(objects.join(map(re.escape, template)))
+            for template in self._actions
+        }
 
     @cached_property
     def _text_pattern(self) -> re.Pattern[str]:
         """Make one pattern of all templates; the group around a template is named by its number."""
         # Longer names first: the first alternative that matches is taken.
         objects = "|".join(map(_spaced, sorted(self.names, key=len, reverse=True))) or _NOTHING
-        groups = [f"(?P<_{number}>{_loose(template, objects)})" for number, template in enumerate(self._actions)]
+        groups = [
+            f"(?P<_{number}>{_loose(template, objects)})"
+            for number, template in enumerate(self._actions)
+        ]
         return re.compile(rf"(?<![\w-])(?:{'|'.join(groups)})(?![\w-])", re.IGNORECASE)
 
     def _action(self, template: tuple[str, ...], objects: Sequence[str]) -> Action:
@@ -129,7 +153,9 @@ class Sentences:
         schema = self._problem.domain.actions.get(action)
         if schema is None or len(schema.parameters) != len(objects):
             return False
-        binding = {name: argument for (name, _), argument in zip(schema.parameters, objects, strict=True)}
+        binding = {
+            name: argument for (name, _), argument in zip(schema.parameters, objects, strict=True)
+        }
         init = self._problem.init
         # A predicate of which nothing holds at the start is no kind: its facts are made by actions.
         predicates = {atom[0] for atom in init}

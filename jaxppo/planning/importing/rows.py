@@ -12,7 +12,12 @@ from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import COLUMNS, Row, checked_row, reference_plans
 from jaxppo.planning.importing.instance_files import Entry, Instances, collect
 from jaxppo.planning.importing.source_files import file_label, list_files
-from jaxppo.planning.importing.source_problems import FROM_SOURCE, Reading, SourceProblem, unreadable
+from jaxppo.planning.importing.source_problems import (
+    FROM_SOURCE,
+    Reading,
+    SourceProblem,
+    unreadable,
+)
 from jaxppo.planning.language.plans import Action, parse_action
 
 
@@ -44,9 +49,13 @@ def _paper_entry(row: Row, place: str) -> Entry | Rejected:
         checked_row(row, place, PAPER_COLUMNS)
         # A bool is an int to Python, but no number of an instance.
         if not isinstance(instance, int | str) or isinstance(instance, bool):
-            raise DataError(f"{place}: field 'instance_id': expected a number or a name, got {instance!r:.60}")
+            raise DataError(
+                f"{place}: field 'instance_id': expected a number or a name, got {instance!r:.60}"
+            )
         if not all(isinstance(step, str) for step in row["raw_plan"]):
-            raise DataError(f"{place}: field 'raw_plan': expected texts, got {row['raw_plan']!r:.60}")
+            raise DataError(
+                f"{place}: field 'raw_plan': expected texts, got {row['raw_plan']!r:.60}"
+            )
     except DataError as error:
         return unreadable(place, error)
     prompt = f"{row['instruction']}\n{row['input']}"
@@ -91,9 +100,13 @@ def _own_problem(row: Row, place: str, file_split: str) -> SourceProblem | Rejec
     try:
         checked_row(row, place, SOURCE_COLUMNS)
         if not is_split_name(split):
-            raise DataError(f"{place}: field 'split': expected letters, digits, '_' and '-', got {split!r:.60}")
+            raise DataError(
+                f"{place}: field 'split': expected letters, digits, '_' and '-', got {split!r:.60}"
+            )
     except DataError as error:
-        return unreadable(place, error, str(row.get("id", "")), str(row.get("domain", "")), file_split)
+        return unreadable(
+            place, error, str(row.get("id", "")), str(row.get("domain", "")), file_split
+        )
     # Prompts are written anew from the PDDL, and a conversation is more than its PDDL.
     if row.get("failures"):
         reason = "a conversation (repair rows): its prompt would be written anew"

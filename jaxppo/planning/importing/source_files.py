@@ -14,7 +14,10 @@ Value = TypeVar("Value")
 def natural_key(text: str) -> list[tuple[int, str]]:
     """Make a key for sorting: `p2` before `p10`."""
     # Numbers and texts are never compared with each other: a text has the number -1.
-    return [(int(part), "") if part.isascii() and part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+    return [
+        (int(part), "") if part.isascii() and part.isdigit() else (-1, part)
+        for part in re.split(r"(\d+)", text)
+    ]
 
 
 def list_files(source: Path, pattern: str) -> list[Path]:

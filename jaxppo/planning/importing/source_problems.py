@@ -55,7 +55,9 @@ Reading: TypeAlias = "Iterator[SourceProblem | Rejected]"
 """What a reader yields: one bad file or row never ends it."""
 
 
-def unreadable(source: str, error: Exception, id: str = "", domain: str = "", split: str = "") -> Rejected:
+def unreadable(
+    source: str, error: Exception, id: str = "", domain: str = "", split: str = ""
+) -> Rejected:
     """Return a file or row that cannot be read as one that is left out, with as much as is known of it."""
     return Rejected(id, domain, split, source, f"unreadable: {error}")
 
@@ -70,7 +72,8 @@ def read_plan(text: str) -> tuple[Action, ...]:
     if plan.error is None:
         return plan.actions
     timed = parse_timed_plan_text(text)
-    # Time stamps of a classical planner are only the order of its steps, which need not be that of the lines.
+    # Time stamps of a classical planner are only the order of its steps, which need not be that of
+    # the lines.
     if timed.error is None:
         steps = sorted(timed.steps, key=lambda step: step.start)
         return tuple(step.action for step in steps)
@@ -133,12 +136,16 @@ def _read_problem(folder: PddlFolder, definition: Definition) -> SourceProblem |
         domain = folder.domain_of(definition)
     except DataError as error:
         return Rejected(name, definition.domain, "", label, f"no domain: {error}")
-    problem = SourceProblem(name, domain.name, domain.text, definition.text, label, columns={"source": label})
+    problem = SourceProblem(
+        name, domain.name, domain.text, definition.text, label, columns={"source": label}
+    )
     plans = folder.plans_of(definition)
     if not plans:
         return problem
     # Only the best name: a planner's earlier, longer plans are beside its last.
     try:
-        return problem._replace(plans=(read_plan(read_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE)
+        return problem._replace(
+            plans=(read_plan(read_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE
+        )
     except DataError as error:
         return problem._replace(plan_error=str(error))

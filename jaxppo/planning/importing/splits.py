@@ -49,7 +49,8 @@ def assign_splits(
     for number, problem in enumerate(problems, 1):
         measured.append(_measure(problem))
         progress(number)
-    # All problems are measured before the first is placed: what counts as larger depends on all others.
+    # All problems are measured before the first is placed: what counts as larger depends on all
+    # others.
     most_objects = _most_objects_by_domain(measured, config)
     register = _Register()
     rejected: list[Rejected] = []
@@ -79,9 +80,12 @@ class _Register:
         twin = self._id_in_split.get(self._key(measurement, split))
         if twin is not None and not may_repeat:
             return f"duplicate of {twin}"
-        # In a split the text of the domain counts, too; across splits the form alone: train and test share none.
+        # In a split the text of the domain counts, too; across splits the form alone: train and
+        # test share none.
         first_split, first_id = self._first_of_form.get(measurement.form, (split, ""))
-        return None if first_split == split else f"duplicate of {first_id}, which is in {first_split}"
+        return (
+            None if first_split == split else f"duplicate of {first_id}, which is in {first_split}"
+        )
 
     def add(self, measurement: _MeasuredProblem, split: str) -> None:
         """Put the problem into the split."""
@@ -105,14 +109,17 @@ def _measure(source: SourceProblem) -> _MeasuredProblem:
     return _MeasuredProblem(source, canonical_form(problem), len(problem.objects))
 
 
-def _split_of(measurement: _MeasuredProblem, config: ImportConfig, is_larger: bool) -> tuple[str, str | None]:
+def _split_of(
+    measurement: _MeasuredProblem, config: ImportConfig, is_larger: bool
+) -> tuple[str, str | None]:
     """Return the split of a problem, or the one that it was meant for and why it cannot enter it."""
     problem = measurement.problem
     if config.split == KEEP:
         return problem.split, None
     if config.split != AUTO:
         return config.split, None
-    # A canonical form of other words is another one: such a row could be in train while its original is in test.
+    # A canonical form of other words is another one: such a row could be in train while its
+    # original is in test.
     if problem.columns.get("obfuscation"):
         return "", "obfuscated: expected split keep for a row in other words, got auto"
     length = len(problem.plans[0])
@@ -124,12 +131,20 @@ def _split_of(measurement: _MeasuredProblem, config: ImportConfig, is_larger: bo
     partition = partition_of_form(measurement.form)
     if is_short and not is_larger:
         return partition, None
-    # As in `build`, the harder splits are of test's partition, so that none of their forms is ever trained on.
+    # As in `build`, the harder splits are of test's partition, so that none of their forms is ever
+    # trained on.
     split = "test_larger" if is_larger else "test_longer"
-    return split, None if partition == "test" else f"other partition: {split} is of the partition test, not {partition}"
+    return (
+        split,
+        None
+        if partition == "test"
+        else f"other partition: {split} is of the partition test, not {partition}",
+    )
 
 
-def _most_objects_by_domain(measured: Sequence[_MeasuredProblem], config: ImportConfig) -> dict[str, int]:
+def _most_objects_by_domain(
+    measured: Sequence[_MeasuredProblem], config: ImportConfig
+) -> dict[str, int]:
     """Return the most objects that a problem of each domain in train, rl and test has."""
     # With a limit, larger problems are not in train, rl and test, so they do not raise it.
     limit = config.max_train_objects

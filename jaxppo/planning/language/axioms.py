@@ -8,7 +8,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from jaxppo.planning.language.conditions import Condition, is_fallible, predicates_in, read_condition
+from jaxppo.planning.language.conditions import (
+    Condition,
+    is_fallible,
+    predicates_in,
+    read_condition,
+)
 from jaxppo.planning.language.numeric import COMPARISONS
 from jaxppo.planning.language.scope import Parameter, Scope
 from jaxppo.planning.language.sexpr import Node
@@ -47,7 +52,9 @@ def compare_numbers(forms: Iterable[Node]) -> bool:
     return False
 
 
-def read_rules(forms: Sequence[list[Node]], scope: Scope) -> tuple[dict[str, tuple[Rule, ...]], dict[str, int]]:
+def read_rules(
+    forms: Sequence[list[Node]], scope: Scope
+) -> tuple[dict[str, tuple[Rule, ...]], dict[str, int]]:
     """Read the rules of a domain.
 
     Returns:
@@ -59,7 +66,8 @@ def read_rules(forms: Sequence[list[Node]], scope: Scope) -> tuple[dict[str, tup
         rules[rule.predicate] = (*rules.get(rule.predicate, ()), rule)
     uses = {name: _uses(name_rules, rules) for name, name_rules in rules.items()}
     strata = _strata(uses, forms, scope)
-    # A rule that compares numbers may read a function without a value; VAL gives wrong answers where it is recursive.
+    # A rule that compares numbers may read a function without a value; VAL gives wrong answers
+    # where it is recursive.
     comparing = [name for name, name_rules in rules.items() if _compares(name_rules)]
     _check_work(len(comparing), uses, forms, scope)
     for name in comparing:
@@ -114,7 +122,10 @@ def _read_rule(form: list[Node], scope: Scope) -> Rule:
         scope.fail(head, "a rule whose arguments have different names")
     if tuple(types for _, types in parameters) != argument_types:
         n_arguments = len(argument_types)
-        scope.fail(head, f"the {n_arguments} argument(s) of '{head[0]}', of the types declared under ':predicates'")
+        scope.fail(
+            head,
+            f"the {n_arguments} argument(s) of '{head[0]}', of the types declared under ':predicates'",
+        )
     inner = replace(scope, terms={**scope.terms, **dict(parameters)})
     return Rule(str(head[0]), parameters, read_condition(form[2], inner, may_be_empty=False))
 
@@ -141,4 +152,7 @@ def _strata(uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> dict[str,
             return strata
         strata.update(raised)
     name = max(strata, key=lambda predicate: strata[predicate])
-    scope.fail(_form_of(name, forms), f"derived predicates that do not depend on their own negation ('{name}' does)")
+    scope.fail(
+        _form_of(name, forms),
+        f"derived predicates that do not depend on their own negation ('{name}' does)",
+    )

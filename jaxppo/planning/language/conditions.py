@@ -183,7 +183,10 @@ def write_condition(condition: Condition, binding: Binding) -> str:
             variables = " ".join(map(_write_parameter, parameters))
             return _form(word, [f"({variables})", write_condition(body, free)])
         case Comparison(operator, left, right):
-            return _form(operator, [write_expression(bound_expression(side, binding)) for side in (left, right)])
+            return _form(
+                operator,
+                [write_expression(bound_expression(side, binding)) for side in (left, right)],
+            )
 
 
 def bound_atom(atom: Atom, binding: Binding) -> Atom:
@@ -196,7 +199,10 @@ def bound_expression(expression: Expression, binding: Binding) -> Expression:
     if is_number(expression):
         return expression
     if isinstance(expression, Operation):
-        return Operation(expression.operator, tuple(bound_expression(part, binding) for part in expression.arguments))
+        return Operation(
+            expression.operator,
+            tuple(bound_expression(part, binding) for part in expression.arguments),
+        )
     return bound_atom(expression, binding)
 
 
@@ -213,7 +219,9 @@ def _write_parameter(parameter: Parameter) -> str:
     return f"{parameter.name} - {types}"
 
 
-def _parts(form: list[Node], scope: Scope, may_be_empty: bool, min_parts: int, max_parts: int | None = None):
+def _parts(
+    form: list[Node], scope: Scope, may_be_empty: bool, min_parts: int, max_parts: int | None = None
+):
     """Read the conditions after a form's head and check their number."""
     n_parts = len(form) - 1
     if n_parts < min_parts or (max_parts is not None and n_parts > max_parts):
@@ -249,7 +257,11 @@ def quantifier_scope(node: Node, scope: Scope) -> tuple[tuple[Parameter, ...], S
 def _compares_numbers(form: list[Node], scope: Scope) -> bool:
     """Return whether an `=` is between numbers and not between objects."""
     for side in form[1:]:
-        if isinstance(side, list) or side in scope.functions or read_number(side, scope) is not None:
+        if (
+            isinstance(side, list)
+            or side in scope.functions
+            or read_number(side, scope) is not None
+        ):
             return True
     return False
 
@@ -257,4 +269,6 @@ def _compares_numbers(form: list[Node], scope: Scope) -> bool:
 def _comparison(form: list[Node], scope: Scope) -> Comparison:
     if len(form) != 3:
         scope.fail(form, f"'({form[0]} expression expression)'")
-    return Comparison(str(form[0]), read_expression(form[1], scope), read_expression(form[2], scope))
+    return Comparison(
+        str(form[0]), read_expression(form[1], scope), read_expression(form[2], scope)
+    )

@@ -22,7 +22,8 @@ from jaxppo.planning.language.typed_lists import (
 )
 
 _KEYWORD = re.compile(r":[a-z][a-z0-9-]*+")
-# Each of these at most once, and before the first action or rule: otherwise VAL reads on and loses what it has read.
+# Each of these at most once, and before the first action or rule: otherwise VAL reads on and loses
+# what it has read.
 _DECLARATIONS = frozenset({":requirements", ":types", ":constants", ":predicates", ":functions"})
 _SECTIONS = _DECLARATIONS | {":action", ":derived"}
 # Sections that declare no action or object; they are skipped where only names are read.
@@ -42,7 +43,8 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     type_items = items_of(sections, ":types")
     types = read_types(type_items, scope)
     ancestors = ancestors_of(types, type_items, scope)
-    # An untyped domain may use objects that only its problems declare; they are collected in `late`.
+    # An untyped domain may use objects that only its problems declare; they are collected in
+    # `late`.
     scope = replace(scope, typed=typed, ancestors=ancestors, late=None if typed else set())
     if not scope.names_only:
         scope = replace(scope, functions=_functions(items_of(sections, ":functions"), scope))
@@ -50,9 +52,12 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     predicates = _predicates(items_of(sections, ":predicates"), scope)
     derived_forms = [] if scope.names_only else sections_of(sections, ":derived")
     derived = derived_predicates(derived_forms)
-    # The rules are not read yet, so it is not known which of them lead to a comparison: all count as fallible.
+    # The rules are not read yet, so it is not known which of them lead to a comparison: all count
+    # as fallible.
     fallible = derived if compare_numbers(derived_forms) else frozenset()
-    scope = replace(scope, predicates=predicates, terms=constants, derived=derived, fallible=fallible)
+    scope = replace(
+        scope, predicates=predicates, terms=constants, derived=derived, fallible=fallible
+    )
     rules, strata = read_rules(derived_forms, scope)
     actions = _actions(sections_of(sections, ":action"), scope)
     return Domain(
@@ -128,7 +133,9 @@ def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope)
     keywords = [section[0] for section in sections]
     # VAL reads a name as a function wherever it stands after the function's declaration.
     if ":functions" in keywords and ":predicates" in keywords[keywords.index(":functions") :]:
-        names = [item[0] for item in items_of(sections, ":functions") if isinstance(item, list) and item]
+        names = [
+            item[0] for item in items_of(sections, ":functions") if isinstance(item, list) and item
+        ]
         for item in items_of(sections, ":predicates"):
             if isinstance(item, list) and item and item[0] in names:
                 scope.fail(item, "a predicate that is not named like a function declared before it")
@@ -140,7 +147,9 @@ def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope)
             scope.fail(section, "the declarations in front of the actions and rules")
 
 
-def read_objects(items: Sequence[Node], constants: Mapping[str, Types], scope: Scope) -> dict[str, Types]:
+def read_objects(
+    items: Sequence[Node], constants: Mapping[str, Types], scope: Scope
+) -> dict[str, Types]:
     """Read constants or objects, and list them after the given constants."""
     objects = dict(constants)
     declarations = []
@@ -161,7 +170,8 @@ def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, .
         name, types = _signature(node, "predicate", scope)
         if name in predicates:
             scope.fail(node, "a predicate to be declared once")
-        # A predicate with the name of a function cannot be used: VAL reads the function wherever the name stands.
+        # A predicate with the name of a function cannot be used: VAL reads the function wherever
+        # the name stands.
         if name not in scope.functions:
             predicates[name] = types
     return predicates
@@ -216,7 +226,9 @@ def _action(form: list[Node], scope: Scope) -> ActionSchema:
     scope = replace(scope, terms={**scope.terms, **dict(parameters)})
     precondition = read_conjuncts(parts.get(":precondition", []), scope)
     always, effects = read_effects(parts.get(":effect") or ["and"], scope)
-    return ActionSchema(name, parameters, precondition, always.add, always.delete, always.updates, effects)
+    return ActionSchema(
+        name, parameters, precondition, always.add, always.delete, always.updates, effects
+    )
 
 
 def _action_parts(form: list[Node], scope: Scope) -> dict[str, list[Node]]:

@@ -8,7 +8,13 @@ Source: Fox and Long, PDDL2.1, JAIR 20 (2003), appendix A.
 
 from dataclasses import dataclass, field
 
-from jaxppo.planning.language.conditions import Condition, Literal, quantifier_scope, read_condition, read_conjuncts
+from jaxppo.planning.language.conditions import (
+    Condition,
+    Literal,
+    quantifier_scope,
+    read_condition,
+    read_conjuncts,
+)
 from jaxppo.planning.language.numeric import UPDATES, Update, read_update
 from jaxppo.planning.language.scope import Atom, Parameter, Scope, headed
 from jaxppo.planning.language.sexpr import Node
@@ -44,7 +50,8 @@ class _Group:
     updates: list[Update] = field(default_factory=list)
 
 
-# The place of a form to the place of the forms inside its `and`; a `flat` place holds plain effects only.
+# The place of a form to the place of the forms inside its `and`; a `flat` place holds plain effects
+# only.
 _NESTED = {"top": "and", "forall": "and", "and": "flat", "when": "flat"}
 
 
@@ -57,7 +64,13 @@ def read_effects(node: Node, scope: Scope) -> tuple[Effect, tuple[Effect, ...]]:
     groups = [_Group()]
     _read(node, scope, groups, groups[0], "top")
     effects = [
-        Effect(group.parameters, group.conditions, tuple(group.add), tuple(group.delete), tuple(group.updates))
+        Effect(
+            group.parameters,
+            group.conditions,
+            tuple(group.add),
+            tuple(group.delete),
+            tuple(group.updates),
+        )
         for group in groups
     ]
     # The first group has no `forall` or `when` around it.
@@ -67,7 +80,9 @@ def read_effects(node: Node, scope: Scope) -> tuple[Effect, tuple[Effect, ...]]:
 def _read(node: Node, scope: Scope, groups: list[_Group], group: _Group, place: str) -> None:
     form, head = headed(node, scope, "an effect '(predicate ...)' or '(and)'")
     if head in ("and", "when", "forall") and place == "flat":
-        scope.fail(form, "plain effects here ('when' holds no 'and' in an 'and', and 'and' nests once)")
+        scope.fail(
+            form, "plain effects here ('when' holds no 'and' in an 'and', and 'and' nests once)"
+        )
     if head == "and":
         for part in form[1:]:
             _read(part, scope, groups, group, _NESTED[place])
@@ -77,7 +92,10 @@ def _read(node: Node, scope: Scope, groups: list[_Group], group: _Group, place: 
         _read_forall(form, scope, groups, group)
     elif head in UPDATES:
         if place in ("top", "forall"):
-            scope.fail(form, f"'(and ({head} ...))'; VAL reads a numeric effect only inside 'and' or 'when'")
+            scope.fail(
+                form,
+                f"'(and ({head} ...))'; VAL reads a numeric effect only inside 'and' or 'when'",
+            )
         group.updates.append(read_update(form, scope))
     else:
         _add_literal(form, scope, group)
@@ -95,8 +113,8 @@ def _read_forall(form: list[Node], scope: Scope, groups: list[_Group], outer: _G
     if len(form) != 3:
         scope.fail(form, "'(forall (?variable ...) (effect))'")
     parameters, inner = quantifier_scope(form[1], scope)
-    # An effect keeps the variables and conditions around it as flat lists, so a variable of the same name would change
-    # what the outer conditions speak of.
+    # An effect keeps the variables and conditions around it as flat lists, so a variable of the
+    # same name would change what the outer conditions speak of.
     is_nested = outer.parameters or outer.conditions
     if is_nested and not scope.terms.keys().isdisjoint(dict(parameters)):
         scope.fail(form, "a 'forall' inside a 'forall' or 'when' to have variables of its own")

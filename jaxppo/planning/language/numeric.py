@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import add, mul, sub, truediv
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from jaxppo.planning.language.scope import TOTAL_COST, TOTAL_TIME, Atom, Scope, headed, read_arguments, read_name
+from jaxppo.planning.language.scope import (
+    TOTAL_COST,
+    TOTAL_TIME,
+    Atom,
+    Scope,
+    headed,
+    read_arguments,
+    read_name,
+)
 from jaxppo.planning.language.sexpr import Node
 
 if TYPE_CHECKING:
@@ -82,7 +90,10 @@ def read_number(node: Node, scope: Scope) -> float | None:
         return None
     number = float(node)
     if "." not in node and abs(number) > _LARGEST_WHOLE:
-        scope.fail(node, f"whole numbers up to {_LARGEST_WHOLE} (VAL reads no larger ones; with a '.0' it does)")
+        scope.fail(
+            node,
+            f"whole numbers up to {_LARGEST_WHOLE} (VAL reads no larger ones; with a '.0' it does)",
+        )
     return number
 
 
@@ -103,7 +114,9 @@ def read_expression(node: Node, scope: Scope, in_metric: bool = False) -> Expres
     form, head = headed(node, scope, "a number or '(function ...)'")
     if head in ("+", "-", "*", "/"):
         _check_length(form, head, scope, in_metric)
-        return Operation(str(head), tuple(read_expression(part, scope, in_metric) for part in form[1:]))
+        return Operation(
+            str(head), tuple(read_expression(part, scope, in_metric) for part in form[1:])
+        )
     if head == TOTAL_TIME and in_metric and len(form) == 1:
         return (TOTAL_TIME,)
     return read_function(form, scope)
@@ -181,7 +194,11 @@ def _operate(operator: str, left: Number, right: Number) -> Number:
 
 def _is_small_whole(number: Number) -> bool:
     """Return whether a product of two such numbers is exact as a double."""
-    return -_SMALL_WHOLE <= number <= _SMALL_WHOLE and isinstance(number, float) and number.is_integer()
+    return (
+        -_SMALL_WHOLE <= number <= _SMALL_WHOLE
+        and isinstance(number, float)
+        and number.is_integer()
+    )
 
 
 _HOLDS: dict[str, Callable[[float], bool]] = {
@@ -216,7 +233,9 @@ def updated(updates: Iterable[Update], values: Values) -> dict[Atom, Number]:
         if operator not in _ADDITIVE:
             exclusive.add(function)
         # The amount is computed from the old values, whatever this step has changed so far.
-        changed[function] = _updated_value(update, changed.get(function, values.get(function, 0.0)), values)
+        changed[function] = _updated_value(
+            update, changed.get(function, values.get(function, 0.0)), values
+        )
     return changed
 
 
@@ -243,4 +262,6 @@ def write_expression(expression: Expression) -> str:
 
 def write_update(update: Update) -> str:
     """Write a numeric effect as PDDL."""
-    return f"({update.operator} {write_expression(update.function)} {write_expression(update.amount)})"
+    return (
+        f"({update.operator} {write_expression(update.function)} {write_expression(update.amount)})"
+    )

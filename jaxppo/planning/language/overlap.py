@@ -9,7 +9,9 @@ from jaxppo.planning.language.plans import lccs_length, lcs_length
 NormaliseBy = Literal["max", "reference", "prediction"]
 
 
-def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
+def lccs(
+    predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max"
+) -> float:
     """Return the length of the longest contiguous common run of actions, divided by a plan length.
 
     LCCS = |longest run| / n with n = max(|predicted|, |reference|), |reference| or |predicted|. With `max` it is in
@@ -28,12 +30,16 @@ def lccs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: Norma
     return per_action(lccs_length(predicted, reference), predicted, reference, normalise_by)
 
 
-def lcs(predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max") -> float:
+def lcs(
+    predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy = "max"
+) -> float:
     """Return the length of the longest common subsequence of actions (gaps allowed), divided as in `lccs`."""
     return per_action(lcs_length(predicted, reference), predicted, reference, normalise_by)
 
 
-def per_action(length: int, predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy) -> float:
+def per_action(
+    length: int, predicted: Sequence[Any], reference: Sequence[Any], normalise_by: NormaliseBy
+) -> float:
     """Divide a number of actions by a plan length; 0.0 where that is 0."""
     divisors = {
         "max": max(len(predicted), len(reference)),
@@ -41,7 +47,9 @@ def per_action(length: int, predicted: Sequence[Any], reference: Sequence[Any], 
         "prediction": len(predicted),
     }
     if normalise_by not in divisors:
-        raise ConfigError(f"normalise_by: expected max, reference or prediction, got {normalise_by!r}")
+        raise ConfigError(
+            f"normalise_by: expected max, reference or prediction, got {normalise_by!r}"
+        )
     divisor = divisors[normalise_by]
     if divisor == 0:
         return 0.0

@@ -29,15 +29,16 @@ Action = tuple[str, ...]
 Span = tuple[int, int]
 """A piece of a text: the index of its first character, and the index after its last."""
 
-# ASCII only and possessive (`*+`): look-alike letters are refused, and hostile text costs linear time.
+# ASCII only and possessive (`*+`): look-alike letters are refused, and hostile text costs linear
+# time.
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*+"
 _SPACE = r"[ \t\r\n]"
 _COMMENT = re.compile(r";[^\n]*+\n")
 _LAST_COMMENT = re.compile(r";++[ \t\r]*+(?:[A-Za-z_][^\n]*+)?")
 _STEP_PATTERN = rf"{_SPACE}*+\({_SPACE}*+({NAME_PATTERN}(?:{_SPACE}++{NAME_PATTERN})*+){_SPACE}*+\)"
 _STEP = re.compile(_STEP_PATTERN)
-# Decimals without sign or exponent. Nine digits on each side: a double, which is what VAL computes with, keeps a
-# thousandth (VAL's tolerance) apart from the next one there.
+# Decimals without sign or exponent. Nine digits on each side: a double, which is what VAL computes
+# with, keeps a thousandth (VAL's tolerance) apart from the next one there.
 _DECIMAL = r"([0-9]{1,9}+(?:\.[0-9]{1,9}+)?)"
 _TIMED_STEP = re.compile(
     rf"{_SPACE}*+{_DECIMAL}{_SPACE}*+:{_STEP_PATTERN}(?:{_SPACE}*+\[{_SPACE}*+{_DECIMAL}{_SPACE}*+\])?"

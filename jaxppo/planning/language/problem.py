@@ -7,9 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from jaxppo.planning.language.conditions import Condition, has_quantifier, read_conjuncts
-from jaxppo.planning.language.domain import check_once, items_of, read_definition, read_objects, sections_of
+from jaxppo.planning.language.domain import (
+    check_once,
+    items_of,
+    read_definition,
+    read_objects,
+    sections_of,
+)
 from jaxppo.planning.language.numeric import read_expression, read_function, read_number
-from jaxppo.planning.language.scope import Atom, Scope, Types, headed, read_atom, read_fact, read_name
+from jaxppo.planning.language.scope import (
+    Atom,
+    Scope,
+    Types,
+    headed,
+    read_atom,
+    read_fact,
+    read_name,
+)
 from jaxppo.planning.language.sexpr import Node
 from jaxppo.planning.language.task import Domain, Metric, Problem, has_quantifiers
 
@@ -56,7 +70,10 @@ def _check_sections(form: list[Node], sections: Sequence[list[Node]], scope: Sco
     for node in (form[1], sections[0]):
         name = node[-1]
         if read_name(name, scope, "a name") in scope.functions:
-            scope.fail(name, "a problem and a domain that are not named like a function (VAL reads the function)")
+            scope.fail(
+                name,
+                "a problem and a domain that are not named like a function (VAL reads the function)",
+            )
     for section in sections:
         if section[0] == ":length":
             _check_length(section, scope)
@@ -66,7 +83,8 @@ def _check_objects_have_types(form: list[Node], objects: Mapping[str, Types], sc
     """Refuse objects without a type where something ranges over the objects of a type: VAL has no answer then."""
     for name, types in objects.items():
         if not types:
-            # The word in the text has the line for the message; a constant of the domain has none here.
+            # The word in the text has the line for the message; a constant of the domain has none
+            # here.
             lists = (section for section in form if isinstance(section, list) and name in section)
             section = next(lists, None)
             node = form if section is None else section[section.index(name)]
@@ -78,7 +96,11 @@ def _check_length(section: list[Node], scope: Scope) -> None:
     words = [word for word in section[1:] if isinstance(word, str)]
     numbers = [read_number(word, scope) for word in words[1::2]]
     is_pairs = len(words) == len(section) - 1 and len(words) % 2 == 0
-    if not is_pairs or words[::2] not in ([":serial"], [":parallel"], [":serial", ":parallel"]) or None in numbers:
+    if (
+        not is_pairs
+        or words[::2] not in ([":serial"], [":parallel"], [":serial", ":parallel"])
+        or None in numbers
+    ):
         scope.fail(section, "'(:length :serial NUMBER)', as VAL reads it")
 
 

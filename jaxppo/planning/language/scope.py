@@ -26,7 +26,8 @@ RESERVED = frozenset(
     always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after preference
     name number duration minimize maximize total-time is-violated""".split()  # noqa: SIM905
 )
-# Words of PDDL's conditions and effects that are not covered here (`at` and `over` may also name predicates).
+# Words of PDDL's conditions and effects that are not covered here (`at` and `over` may also name
+# predicates).
 BEYOND = frozenset(
     """always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after
     preference at over""".split()  # noqa: SIM905
@@ -107,7 +108,9 @@ class Scope:
 
     def refuse_for_all(self, node: Node, feature: str) -> NoReturn:
         """Refuse what VAL does not read either."""
-        message = f"got '{show(node)}': {feature} are read neither by the built-in validator nor by VAL"
+        message = (
+            f"got '{show(node)}': {feature} are read neither by the built-in validator nor by VAL"
+        )
         raise UncoveredPddlError(self.source, line_of(node), message)
 
 
@@ -123,7 +126,10 @@ def read_variable(node: Node, scope: Scope) -> str:
     if not isinstance(node, str) or not _VARIABLE.fullmatch(node):
         scope.fail(node, "a variable such as '?x'")
     if node[1:] in RESERVED or node[1:] in scope.functions:
-        scope.fail(node, "a variable that is not named like a function or a word of the language (VAL reads that)")
+        scope.fail(
+            node,
+            "a variable that is not named like a function or a word of the language (VAL reads that)",
+        )
     return str(node)
 
 
@@ -148,7 +154,9 @@ def read_atom(form: list[Node], head: str, scope: Scope) -> Atom:
     return (str(head), *read_arguments(form, argument_types, scope, typed=scope.typed))
 
 
-def read_arguments(form: list[Node], argument_types: Sequence[Types], scope: Scope, typed: bool) -> list[str]:
+def read_arguments(
+    form: list[Node], argument_types: Sequence[Types], scope: Scope, typed: bool
+) -> list[str]:
     """Read the arguments of a predicate or function: declared variables, constants and objects of its types."""
     arguments = [item for item in form[1:] if isinstance(item, str)]
     if len(arguments) != len(form) - 1:
@@ -212,5 +220,7 @@ def _check_type(term: str, argument_types: Types, scope: Scope) -> None:
         scope.fail(term, "a type for it and for what it stands for, since the domain has ':types'")
     # A variable may turn out to be of any of its types; an object is of all of them.
     holds = all if term[0] == "?" else any
-    if types != argument_types and not holds(not scope.ancestors[name].isdisjoint(argument_types) for name in types):
+    if types != argument_types and not holds(
+        not scope.ancestors[name].isdisjoint(argument_types) for name in types
+    ):
         scope.fail(term, f"an argument of type '{' or '.join(argument_types)}'")

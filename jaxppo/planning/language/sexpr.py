@@ -20,23 +20,26 @@ Node: TypeAlias = "str | list[Node]"
 
 _LOG = logging.getLogger(__name__)
 _COMMENT = re.compile(r";[^\n]*+")
-# A name (`?x` and `:types` too), a number, an operator. Any other character is a word of its own, which VAL would skip
-# and no reader here accepts.
+# A name (`?x` and `:types` too), a number, an operator. Any other character is a word of its own,
+# which VAL would skip and no reader here accepts.
 _WORD = r"[a-z_?:][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S"
 _TOKEN = re.compile(rf"[()]|{_WORD}")
 _TOKEN_WITH_LINES = re.compile(rf"[()\n]|{_WORD}", re.IGNORECASE)
 # VAL reads the `?` of a variable and its name as two words.
 _SPACED_VARIABLE = re.compile(r"\?(\s++)(?=[A-Za-z_])")
-# Unicode's blanks, from copied text, count as blanks; other characters are refused, for some look like letters.
+# Unicode's blanks, from copied text, count as blanks; other characters are refused, for some look
+# like letters.
 _FOREIGN = re.compile(r"[^\x00-\x7f\s]")
 _BYTE_ORDER_MARK = "\ufeff"
-# No real PDDL nests deeper; the limit keeps the recursive readers of the result clear of Python's own.
+# No real PDDL nests deeper; the limit keeps the recursive readers of the result clear of Python's
+# own.
 _MAX_DEPTH = 100
 # Three times the largest file of the planning competitions; reading that many takes about a second.
 MAX_TOKENS = 3_000_000
 # No real name is as long; such a word would fill messages and other programs' buffers.
 _LONGEST_WORD = 10_000
-# Characters that are cut into tokens at a time, so that memory never holds the tokens of a whole large file.
+# Characters that are cut into tokens at a time, so that memory never holds the tokens of a whole
+# large file.
 _CHUNK = 1 << 20
 
 
@@ -155,11 +158,17 @@ def _end_of_chunk(plain: str, start: int) -> int:
 
 
 def _too_large(line: int, source: str) -> TextTooLargeError:
-    return TextTooLargeError(source, line, f"expected at most {MAX_TOKENS} words and parentheses, got more")
+    return TextTooLargeError(
+        source, line, f"expected at most {MAX_TOKENS} words and parentheses, got more"
+    )
 
 
 def _warn(token: str, source: str) -> None:
-    _LOG.warning("%s: the text behind the end of '(define ...)' is not read; it begins with '%s'", source, show(token))
+    _LOG.warning(
+        "%s: the text behind the end of '(define ...)' is not read; it begins with '%s'",
+        source,
+        show(token),
+    )
 
 
 def read_form(text: str, source: str) -> Form:
@@ -195,7 +204,8 @@ def read_form(text: str, source: str) -> Form:
         if len(stack) == 1:
             break
     form = _only_form(stack, line, source)
-    # Words of the form are checked one by one, so what is found now stands after it; `read_fast` refuses it too.
+    # Words of the form are checked one by one, so what is found now stands after it; `read_fast`
+    # refuses it too.
     foreign = _FOREIGN.search(plain)
     if foreign:
         _word(foreign[0], plain.count("\n", 0, foreign.start()) + 1, source)
@@ -223,9 +233,15 @@ def show(node: "Node | Form") -> str:
 
 def _word(token: str, line: int, source: str) -> Word:
     if not token.isascii():
-        raise PddlError(source, line, f"expected ASCII characters outside comments, got {token[:60]!a}")
+        raise PddlError(
+            source, line, f"expected ASCII characters outside comments, got {token[:60]!a}"
+        )
     if len(token) > _LONGEST_WORD:
-        raise PddlError(source, line, f"expected words of at most {_LONGEST_WORD} characters, got {token[:60]}...")
+        raise PddlError(
+            source,
+            line,
+            f"expected words of at most {_LONGEST_WORD} characters, got {token[:60]}...",
+        )
     word = Word(token.lower())
     word.line = line
     return word
@@ -247,7 +263,11 @@ def _close(stack: list[Form], line: int, source: str) -> None:
 
 def _only_form(stack: list[Form], line: int, source: str) -> Form:
     if len(stack) > 1:
-        raise PddlError(source, line, f"expected ')' for the '(' of line {stack[-1].line}, got the end of the text")
+        raise PddlError(
+            source,
+            line,
+            f"expected ')' for the '(' of line {stack[-1].line}, got the end of the text",
+        )
     # The message about an empty text shows this word in place of the form.
     first = stack[0][0] if stack[0] else _word("end-of-text", line, source)
     if isinstance(first, Word):

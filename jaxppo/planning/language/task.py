@@ -6,7 +6,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jaxppo.planning.language.axioms import Rule
-from jaxppo.planning.language.conditions import Condition, Literal, has_quantifier, is_fallible, write_condition
+from jaxppo.planning.language.conditions import (
+    Condition,
+    Literal,
+    has_quantifier,
+    is_fallible,
+    write_condition,
+)
 from jaxppo.planning.language.effects import Effect
 from jaxppo.planning.language.numeric import Expression, Update
 from jaxppo.planning.language.plans import Action
@@ -139,15 +145,20 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
     if problem.domain.typed:
         for name, (_, argument_types) in zip(action[1:], schema.parameters, strict=True):
             types = objects[name]
-            # Equal types fit without a look at the hierarchy, but an object without a type fits nowhere.
-            if (types != argument_types or not types) and not problem.domain.is_of_type(types, argument_types):
+            # Equal types fit without a look at the hierarchy, but an object without a type fits
+            # nowhere.
+            if (types != argument_types or not types) and not problem.domain.is_of_type(
+                types, argument_types
+            ):
                 return PlanError.WRONG_TYPE
     return None
 
 
 def compares_numbers(problem: Problem) -> bool:
     """Return whether some condition of the domain or goal compares numbers; elsewhere they only make costs."""
-    return _domain_compares_numbers(problem.domain) or any(is_fallible(part, _NONE) for part in problem.conditions)
+    return _domain_compares_numbers(problem.domain) or any(
+        is_fallible(part, _NONE) for part in problem.conditions
+    )
 
 
 _NONE: frozenset[str] = frozenset()
@@ -162,7 +173,9 @@ def _domain_compares_numbers(domain: Domain) -> bool:
 def has_quantifiers(domain: Domain) -> bool:
     """Return whether an operator or rule of the domain ranges over all objects of some types."""
     effects = [effect for schema in domain.actions.values() for effect in schema.effects]
-    return any(effect.parameters for effect in effects) or any(map(has_quantifier, _conditions_of(domain)))
+    return any(effect.parameters for effect in effects) or any(
+        map(has_quantifier, _conditions_of(domain))
+    )
 
 
 def _conditions_of(domain: Domain) -> list[Condition]:

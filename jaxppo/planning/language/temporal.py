@@ -39,7 +39,9 @@ _TIMED_SECTION = re.compile(r"\(\s*+:(?:durative-action|process|event)(?![\w-])"
 _TIMED_FACT = re.compile(r"\(\s*+at\s++[0-9.]++\s*+\(")
 _DURATIVE = ":durative-action"
 # The sections that declare operators and objects, all that a plan can name.
-_NAMING_SECTIONS = frozenset({":requirements", ":types", ":constants", ":action", ":objects", ":domain", _DURATIVE})
+_NAMING_SECTIONS = frozenset(
+    {":requirements", ":types", ":constants", ":action", ":objects", ":domain", _DURATIVE}
+)
 
 
 class PlanNames(NamedTuple):
@@ -73,7 +75,9 @@ def _has_timed_facts(problem_pddl: str) -> bool:
     return bool(_TIMED_FACT.search(_COMMENT.sub("", problem_pddl.lower())))
 
 
-def parse_plan_for(domain_pddl: str, problem_pddl: str, plan_text: str) -> ParsedPlan | ParsedTimedPlan:
+def parse_plan_for(
+    domain_pddl: str, problem_pddl: str, plan_text: str
+) -> ParsedPlan | ParsedTimedPlan:
     """Read a plan with time stamps (`parse_timed_plan_text`) or without, as its problem needs."""
     if needs_time_stamps(domain_pddl, problem_pddl):
         return parse_timed_plan_text(plan_text)
@@ -87,7 +91,9 @@ def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
         PddlError: the domain or the problem cannot be read.
     """
     try:
-        return PlanNames(parse_problem(problem_pddl, parse_domain(domain_pddl)), False, frozenset(), None)
+        return PlanNames(
+            parse_problem(problem_pddl, parse_domain(domain_pddl)), False, frozenset(), None
+        )
     except UncoveredPddlError:
         # VAL does not read it either, so no plan for it can be judged.
         raise
@@ -96,7 +102,8 @@ def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
     timed = needs_time_stamps(domain_pddl, problem_pddl)
     if not timed:
         return PlanNames(parse_problem_names(domain_pddl, problem_pddl), False, frozenset(), beyond)
-    # The reader of names knows no durative actions, so it reads an outline in which they are plain ones.
+    # The reader of names knows no durative actions, so it reads an outline in which they are plain
+    # ones.
     domain = read_form(domain_pddl, "<domain>")
     problem = read_form(problem_pddl, "<problem>")
     names = parse_problem_names(_outline(domain), _outline(problem))
@@ -117,7 +124,9 @@ def check_step(names: PlanNames, step: Action | TimedAction) -> PlanError | None
 
 def _durative_names(domain: Form) -> frozenset[str]:
     return frozenset(
-        str(section[1]) for section in domain[1:] if isinstance(section, Form) and section[:1] == [_DURATIVE]
+        str(section[1])
+        for section in domain[1:]
+        if isinstance(section, Form) and section[:1] == [_DURATIVE]
     )
 
 
@@ -148,7 +157,8 @@ def _action_tokens(form: Form) -> Iterator[tuple[str, int]]:
     """Yield an operator's name and parameters."""
     head = form[1:2]
     if form[0] == _DURATIVE:
-        # VAL needs the parameters right after the name; whatever stands there is kept, for the error.
+        # VAL needs the parameters right after the name; whatever stands there is kept, for the
+        # error.
         head += form[2:4]
     elif ":parameters" in form[:-1]:
         index = next(index for index, node in enumerate(form) if node == ":parameters")

@@ -5,7 +5,14 @@ A name that is declared more than once has the types that VAL gives it, which re
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from jaxppo.planning.language.scope import ROOT_TYPE, Parameter, Scope, Types, read_name, read_variable
+from jaxppo.planning.language.scope import (
+    ROOT_TYPE,
+    Parameter,
+    Scope,
+    Types,
+    read_name,
+    read_variable,
+)
 from jaxppo.planning.language.sexpr import Node
 
 # The map of ancestors grows with the square of a chain of types; the limit bounds its memory.
@@ -50,7 +57,9 @@ def read_types(items: Sequence[Node], scope: Scope) -> dict[str, Types]:
     return types
 
 
-def ancestors_of(types: Mapping[str, Types], items: Sequence[Node], scope: Scope) -> dict[str, frozenset[str]]:
+def ancestors_of(
+    types: Mapping[str, Types], items: Sequence[Node], scope: Scope
+) -> dict[str, frozenset[str]]:
     """Map every type, declared or used as a parent, to itself and all types above it (cycles are harmless).
 
     `object` is a type of every domain, but as in VAL it is above the others only where `:types` says so. The items of
@@ -66,7 +75,9 @@ def ancestors_of(types: Mapping[str, Types], items: Sequence[Node], scope: Scope
         ancestors[name] = frozenset(_upwards(name, types))
         total += len(ancestors[name])
         if total > _MAX_ANCESTORS:
-            scope.fail(items[0], f"types that have at most {_MAX_ANCESTORS} types above them, all in all")
+            scope.fail(
+                items[0], f"types that have at most {_MAX_ANCESTORS} types above them, all in all"
+            )
     return ancestors
 
 
@@ -94,7 +105,10 @@ def read_typed_list(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, 
 
 def read_parameters(items: Sequence[Node], scope: Scope) -> tuple[Parameter, ...]:
     """Read a typed list of variables; of several with one name each has the types of all, and the last one's value."""
-    parameters = tuple(Parameter(read_variable(name, scope), types) for name, types in read_typed_list(items, scope))
+    parameters = tuple(
+        Parameter(read_variable(name, scope), types)
+        for name, types in read_typed_list(items, scope)
+    )
     if len(dict(parameters)) == len(parameters):
         return parameters
     types_of = declared_types(parameters)
@@ -112,7 +126,8 @@ def declared_types(
     """
     types_of = dict(earlier_types or {})
     listed = list(declarations)
-    # First every name in the order of the text, then its types from the last declaration on, as VAL reads them.
+    # First every name in the order of the text, then its types from the last declaration on, as VAL
+    # reads them.
     for name, _ in listed:
         types_of.setdefault(name, ())
     for name, types in reversed(listed):

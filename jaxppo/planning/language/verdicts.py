@@ -61,7 +61,9 @@ class PlanVerdict:
         return f"{step}: {self.error}{condition}"
 
     @classmethod
-    def refused(cls, error: PlanError, failed_step: int | None = None, **details: Any) -> "PlanVerdict":
+    def refused(
+        cls, error: PlanError, failed_step: int | None = None, **details: Any
+    ) -> "PlanVerdict":
         """Make the verdict on a plan that did not run to its end; `details` are the fields after `error`."""
         return cls(False, False, None, failed_step, error, **details)
 

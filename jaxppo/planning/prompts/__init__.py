@@ -57,7 +57,9 @@ def render_prompt(domain_pddl: str, problem_pddl: str, style: str = "atoms") -> 
     return _style(style).render_prompt(domain_pddl, problem_pddl)
 
 
-def render_completion(actions: Iterable[Action], style: str = "atoms", domain_pddl: str = "") -> str:
+def render_completion(
+    actions: Iterable[Action], style: str = "atoms", domain_pddl: str = ""
+) -> str:
     """Write a plan as the completion that a model should give, without an end-of-text token.
 
     Args:
@@ -108,7 +110,9 @@ def render_fault(fault: Fault, style: str = "atoms", domain_pddl: str = "") -> s
     render = _style(style).render_fault
     if render is None:
         names = [name for name, entry in PROMPT_STYLES.items() if entry.render_fault is not None]
-        raise ConfigError(f"prompt_style: expected one with repair turns ({', '.join(names)}), got '{style}'")
+        raise ConfigError(
+            f"prompt_style: expected one with repair turns ({', '.join(names)}), got '{style}'"
+        )
     return render(fault, domain_pddl)
 
 
@@ -142,7 +146,9 @@ def prompt_after(earlier_prompt: str, prompt: str, style: str) -> str:
     return mark.lstrip() + problem
 
 
-def vocabulary(domain_pddls: Iterable[str], names: Iterable[str], style: str = "atoms") -> list[str]:
+def vocabulary(
+    domain_pddls: Iterable[str], names: Iterable[str], style: str = "atoms"
+) -> list[str]:
     """List the words that a word-level tokenizer needs for all problems of some domains.
 
     Args:

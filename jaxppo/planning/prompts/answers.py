@@ -36,7 +36,8 @@ def plan_text(text: str) -> str:
 def plan_span(text: str) -> Span:
     """Return where `plan_text` stands in an answer."""
     start = _after_thinking(text)
-    # With tags that are not those of one thinking part, all of the text is the plan, and cannot be read as one.
+    # With tags that are not those of one thinking part, all of the text is the plan, and cannot be
+    # read as one.
     return (0, len(text)) if start is None else _marked(text, start)
 
 
@@ -69,7 +70,8 @@ def _marked(text: str, start: int) -> Span:
 
 def _fenced(text: str, start: int, first: Span, second: Span) -> Span:
     """Return what lies between two fences, if each has a line of its own; else all of the text from `start` on."""
-    # The block is what begins on the line after the first fence, and ends before the line of the second.
+    # The block is what begins on the line after the first fence, and ends before the line of the
+    # second.
     block_start = text.find("\n", first[1]) + 1
     block_end = text.rfind("\n", start, second[0]) + 1
     if not 0 < block_start <= block_end:
@@ -78,7 +80,11 @@ def _fenced(text: str, start: int, first: Span, second: Span) -> Span:
     second_line_end = text.find("\n", second[1])
     if second_line_end < 0:
         second_line_end = len(text)
-    around_fences = text[first_line_start : first[0]] + text[block_end : second[0]] + text[second[1] : second_line_end]
+    around_fences = (
+        text[first_line_start : first[0]]
+        + text[block_end : second[0]]
+        + text[second[1] : second_line_end]
+    )
     if around_fences.strip(" \t\r") or not _LANGUAGE.fullmatch(text, first[1], block_start - 1):
         return start, len(text)
     return block_start, block_end

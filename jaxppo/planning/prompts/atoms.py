@@ -54,7 +54,8 @@ def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
 
 def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     """Read steps with `;` between them."""
-    # No steps are the plan of a problem whose goal holds at the start; `;` alone is an empty step, which is an error.
+    # No steps are the plan of a problem whose goal holds at the start; `;` alone is an empty step,
+    # which is an error.
     if _BLANK.fullmatch(text):
         return ParsedPlan(())
     actions: list[Action] = []
@@ -82,7 +83,11 @@ def render_fault(fault: Fault, domain_pddl: str) -> str:
     """
     # An equality has no word either.
     literals = [literal_of(condition, domain_pddl) for condition in fault.missing]
-    facts = [_literal_words(literal) for literal in literals if literal is not None and literal.atom[0] != "="]
+    facts = [
+        _literal_words(literal)
+        for literal in literals
+        if literal is not None and literal.atom[0] != "="
+    ]
     if fault.action is not None:
         reason = f" {' ; '.join([' '.join(fault.action), *facts])}"
     elif facts:

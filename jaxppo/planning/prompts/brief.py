@@ -58,7 +58,11 @@ def _parts(problem: Problem) -> Iterator[tuple[str, Atom]]:
     A fact goes to one of three places: chains first, then facts about objects without a goal, and the facts about the
     first object of a goal right after that goal. A fact that is also a goal is written as the goal alone.
     """
-    reached_goals = {literal.atom for literal in problem.goal if literal.positive and literal.atom in problem.init}
+    reached_goals = {
+        literal.atom
+        for literal in problem.goal
+        if literal.positive and literal.atom in problem.init
+    }
     facts_about: dict[str, list[Atom]] = {}
     for literal in problem.goal:
         for name in literal.atom[1:2]:
@@ -110,7 +114,9 @@ def _connected(facts: Iterable[Atom]) -> Iterator[Atom]:
         yield from subject_facts
         neighbours: list[str] = []
         for name in _mentioned(subject_facts):
-            neighbours += [subject for subject in (name, *mentioned_by[name]) if subject in facts_of]
+            neighbours += [
+                subject for subject in (name, *mentioned_by[name]) if subject in facts_of
+            ]
         stack += neighbours[::-1]
 
 
@@ -134,12 +140,16 @@ def _open_types(problem: Problem) -> dict[str, str]:
     if not domain.typed:
         return {}
     # Each mention leaves the types that are allowed at its place.
-    possible_types = {name: {*domain.ancestors} for name in problem.objects if name not in domain.constants}
+    possible_types = {
+        name: {*domain.ancestors} for name in problem.objects if name not in domain.constants
+    }
     for name, predicate, place in _mentions(problem):
         if name in possible_types:
             allowed = domain.predicates[predicate][place]
             possible_types[name] = {
-                type_name for type_name in possible_types[name] if domain.is_of_type((type_name,), allowed)
+                type_name
+                for type_name in possible_types[name]
+                if domain.is_of_type((type_name,), allowed)
             }
     open_types: dict[str, str] = {}
     for name, types in possible_types.items():
@@ -169,13 +179,16 @@ def _facts(problem: Problem) -> list[Atom]:
         chain = _chain(pairs)
         if chain:
             # It stands where the first of its pairs stood.
-            facts = dict.fromkeys((predicate, *chain) if atom[0] == predicate else atom for atom in facts)
+            facts = dict.fromkeys(
+                (predicate, *chain) if atom[0] == predicate else atom for atom in facts
+            )
     return list(facts)
 
 
 def _chain(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return the objects of a relation in order, if it puts each two of them in one; else nothing."""
-    # In an order, the first object stands before all others, the second before all but one, and so on.
+    # In an order, the first object stands before all others, the second before all but one, and so
+    # on.
     n_followers = Counter(first for first, _ in pairs)
     names: set[str] = set().union(*pairs)
     chain = sorted(names, key=n_followers.__getitem__, reverse=True)
@@ -185,7 +198,9 @@ def _chain(pairs: Sequence[tuple[str, str]]) -> list[str]:
 def _fixed_predicates(domain: Domain, arity: int) -> list[str]:
     """List the predicates of so many arguments that no action changes."""
     fixed = domain.predicates.keys() - changing(domain) - domain.rules.keys()
-    return [name for name, places in domain.predicates.items() if name in fixed and len(places) == arity]
+    return [
+        name for name, places in domain.predicates.items() if name in fixed and len(places) == arity
+    ]
 
 
 @lru_cache(maxsize=256)
@@ -199,7 +214,9 @@ def _implied_kinds(domain: Domain) -> Mapping[tuple[str, int], frozenset[str]]:
     kinds = {*_fixed_predicates(domain, arity=1)}
     implied: dict[tuple[str, int], frozenset[str]] = {}
     for schema in domain.actions.values():
-        required = [part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive]
+        required = [
+            part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive
+        ]
         kinds_of_variable: dict[str, set[str]] = {}
         for atom in required:
             if atom[0] in kinds:

@@ -13,7 +13,13 @@ from jaxppo.planning.language.conditions import (
     Negation,
     Quantified,
 )
-from jaxppo.planning.language.numeric import Expression, Operation, Update, is_number, write_expression
+from jaxppo.planning.language.numeric import (
+    Expression,
+    Operation,
+    Update,
+    is_number,
+    write_expression,
+)
 from jaxppo.planning.language.scope import TOTAL_COST, Atom, Parameter, Types
 from jaxppo.planning.prompts.phrases import listed
 

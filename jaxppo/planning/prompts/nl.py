@@ -74,8 +74,14 @@ def _rule(rule: Rule, clauses: Clauses) -> str:
 
 def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
     """Write `You can stack block X on block Y. Needed: ... Then true: ... Then false: ...`."""
-    phrase = clauses.phrases.actions[schema.name].format(*(term(name) for name, _ in schema.parameters))
-    kinds = [f"{term(name)} {clauses.is_of(types)}" for name, types in schema.parameters if types and domain.typed]
+    phrase = clauses.phrases.actions[schema.name].format(
+        *(term(name) for name, _ in schema.parameters)
+    )
+    kinds = [
+        f"{term(name)} {clauses.is_of(types)}"
+        for name, types in schema.parameters
+        if types and domain.typed
+    ]
     sentences = [f"You can {phrase}, where {listed(kinds)}." if kinds else f"You can {phrase}."]
     if schema.precondition:
         sentences.append(f"Needed: {_joined(map(clauses.condition, schema.precondition))}.")

@@ -26,7 +26,10 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     """
     # What comes after `define` and the name.
     sections = read_form(problem_pddl, "<problem>")[2:]
-    return _FRAME.format(domain=_domain_text(domain_pddl), problem=_definition(f"(problem {_PROBLEM_NAME})", sections))
+    return _FRAME.format(
+        domain=_domain_text(domain_pddl),
+        problem=_definition(f"(problem {_PROBLEM_NAME})", sections),
+    )
 
 
 # A data set has few domains and many problems.

@@ -28,7 +28,9 @@ def general_phrases(domain: Domain) -> Phrases:
     actions: dict[str, str] = {}
     for name, schema in domain.actions.items():
         actions[name] = f"use {name}{_arguments(' on', len(schema.parameters))}"
-    return Phrases(about="This is a planning problem.", kinds=kinds, predicates=predicates, actions=actions)
+    return Phrases(
+        about="This is a planning problem.", kinds=kinds, predicates=predicates, actions=actions
+    )
 
 
 def listed(words: Sequence[str]) -> str:

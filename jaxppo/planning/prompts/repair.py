@@ -43,7 +43,8 @@ def find_fault(domain_pddl: str, problem_pddl: str, plan: ParsedPlan) -> Fault:
     Raises:
         PddlError: the domain or the problem cannot be read.
     """
-    # Of a plan that cannot be read, the steps before the error are not judged: that error comes first.
+    # Of a plan that cannot be read, the steps before the error are not judged: that error comes
+    # first.
     if plan.error is not None:
         return Fault(plan.error_step)
     try:
@@ -56,7 +57,11 @@ def find_fault(domain_pddl: str, problem_pddl: str, plan: ParsedPlan) -> Fault:
     if last.error is not None:
         missing = tuple(check.text for check in last.preconditions if not check.holds)
         # What a change of numbers needs is none of the preconditions.
-        if last.error is PlanError.PRECONDITION and not missing and last.failed_condition is not None:
+        if (
+            last.error is PlanError.PRECONDITION
+            and not missing
+            and last.failed_condition is not None
+        ):
             missing = (last.failed_condition,)
         return Fault(len(replay.steps), last.action, missing)
     goals = zip(replay.goals, last.goals, strict=True)
@@ -70,7 +75,8 @@ def literal_of(condition: str, domain_pddl: str) -> Literal | None:
     """Read a fact `(clear b)`, or its negation `(not (clear b))`; None for any other condition, or a number."""
     words = tuple(condition.removeprefix("(not ").strip("()").split(" "))
     literal = Literal(words, not condition.startswith("(not "))
-    # Only the outer parentheses were looked at: a fact is what is the same when it is written again.
+    # Only the outer parentheses were looked at: a fact is what is the same when it is written
+    # again.
     is_fact = words[0] in parse_domain(domain_pddl).predicates or words[0] == "="
     return literal if is_fact and write_condition(literal, {}) == condition else None
 

@@ -11,7 +11,14 @@ from string import Formatter
 
 from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import parse_domain
-from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Span, rest_of_line, trimmed
+from jaxppo.planning.language.plans import (
+    NAME_PATTERN,
+    Action,
+    ParsedPlan,
+    Span,
+    rest_of_line,
+    trimmed,
+)
 from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.prompts.phrases import phrases_of
 from jaxppo.planning.prompts.words import split_words
@@ -53,7 +60,8 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
     actions: list[Action] = []
     spans: list[Span] = []
     position = 0
-    # `lower` keeps the length of readable characters, which are ASCII, so places in it are places in the text.
+    # `lower` keeps the length of readable characters, which are ASCII, so places in it are places
+    # in the text.
     for sentence in sentences:
         spans.append(trimmed(text, position, position + len(sentence) + 1))
         position += len(sentence) + 1

@@ -49,12 +49,15 @@ def _places(names: list[str], atoms: Iterable[Atom], field: str) -> Places:
             below[atom[1]] = TABLE
     for name in names:
         if name not in below:
-            raise DataError(f"{field}: expected '(on {name} ...)' or '(ontable {name})', got neither")
+            raise DataError(
+                f"{field}: expected '(on {name} ...)' or '(ontable {name})', got neither"
+            )
     return tuple(below[name] for name in names)
 
 
 def _search(start: Places, goal: Places) -> list[Move]:
-    # Among equals the deeper node is next, and then the earlier one, so that nodes are never compared.
+    # Among equals the deeper node is next, and then the earlier one, so that nodes are never
+    # compared.
     arrival = count()
     frontier = [(len(_misplaced(start, goal)), 0, next(arrival), start)]
     came_from: dict[Places, tuple[Places, Move] | None] = {start: None}
@@ -115,5 +118,13 @@ def _actions(places: Places, moves: Iterable[Move], names: list[str]) -> Iterato
     for block, target in moves:
         source = below[block]
         below[block] = target
-        yield ("pick-up", names[block]) if source == TABLE else ("unstack", names[block], names[source])
-        yield ("put-down", names[block]) if target == TABLE else ("stack", names[block], names[target])
+        yield (
+            ("pick-up", names[block])
+            if source == TABLE
+            else ("unstack", names[block], names[source])
+        )
+        yield (
+            ("put-down", names[block])
+            if target == TABLE
+            else ("stack", names[block], names[target])
+        )

@@ -67,7 +67,8 @@ class PlanCache:
                 self._records[key] = record  # the last one counts
         if n_damaged:
             _LOG.warning("%s: %d damaged line(s) are left out", path, n_damaged)
-        # A process that was killed while it wrote has left half a line, to which none must be appended.
+        # A process that was killed while it wrote has left half a line, to which none must be
+        # appended.
         self._is_torn = content != b"" and not content.endswith(b"\n")
 
     def get(self, key: str, timeout_s: float) -> Record | None:
@@ -98,7 +99,8 @@ class PlanCache:
 
 
 def _read(line: bytes) -> tuple[str, Record] | None:
-    # Whatever the line holds: an edited or half-written one is left out, and its problem solved again.
+    # Whatever the line holds: an edited or half-written one is left out, and its problem solved
+    # again.
     try:
         data = json.loads(line)
         plan = None if data["plan"] is None else tuple(map(parse_action, data["plan"]))

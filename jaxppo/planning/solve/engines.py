@@ -28,7 +28,9 @@ class Builtin:
     def __call__(self, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
         """Search for a plan."""
         try:
-            plan = solve(parse_problem(problem_pddl, parse_domain(domain_pddl)), optimal=self._optimal)
+            plan = solve(
+                parse_problem(problem_pddl, parse_domain(domain_pddl)), optimal=self._optimal
+            )
         except UnsupportedPddlError as error:
             return PlannerAnswer(None, f"unsupported: {error.message}")
         except SearchLimitError as error:
@@ -64,7 +66,9 @@ class Unified:
                 problem.clear_quality_metrics()
             if not planner.supports(problem.kind):
                 unsupported = sorted(problem.kind.features - planner.supported_kind().features)
-                return PlannerAnswer(None, f"unsupported: {', '.join(unsupported).lower().replace('_', ' ')}")
+                return PlannerAnswer(
+                    None, f"unsupported: {', '.join(unsupported).lower().replace('_', ' ')}"
+                )
             return _to_answer(planner.solve(problem))
 
 
@@ -81,8 +85,15 @@ _REASONS = {
 def _to_answer(result: Any) -> PlannerAnswer:
     if result.plan is None:
         status = result.status.name
-        return PlannerAnswer(None, _REASONS.get(status, f"crash: {status.lower().replace('_', ' ')}"))
+        return PlannerAnswer(
+            None, _REASONS.get(status, f"crash: {status.lower().replace('_', ' ')}")
+        )
     plan: list[Action] = []
     for step in result.plan.actions:
-        plan.append((step.action.name.lower(), *(str(argument).lower() for argument in step.actual_parameters)))
+        plan.append(
+            (
+                step.action.name.lower(),
+                *(str(argument).lower() for argument in step.actual_parameters),
+            )
+        )
     return PlannerAnswer(tuple(plan))

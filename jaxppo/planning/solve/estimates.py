@@ -23,7 +23,8 @@ def relaxed_plan(task: StripsTask, state: int) -> tuple[int, set[int]]:
     plan: set[int] = set()
     visited = set(task.goals)
     stack = list(task.goals)
-    # From the goals backwards: each fact that does not hold yet adds its step, and what that step needs.
+    # From the goals backwards: each fact that does not hold yet adds its step, and what that step
+    # needs.
     while stack:
         fact = stack.pop()
         number = cheapest_step[fact]
@@ -138,7 +139,9 @@ def _max_costs(task: StripsTask, state: int, prices: Sequence[int]) -> tuple[lis
     return cost, costliest_need
 
 
-def _cut(task: StripsTask, prices: Sequence[int], costliest_need: Sequence[int], goal: int) -> list[int]:
+def _cut(
+    task: StripsTask, prices: Sequence[int], costliest_need: Sequence[int], goal: int
+) -> list[int]:
     """Find the steps that lead into what leads to the goal at no cost."""
     free_sources: dict[int, list[int]] = {}  # fact to the facts that give it at no cost
     for number, fact in enumerate(costliest_need):
@@ -157,6 +160,10 @@ def _cut(task: StripsTask, prices: Sequence[int], costliest_need: Sequence[int],
     cut: list[int] = []
     for number, effects in enumerate(task.give):
         # A step that is never reached (-1) enters nothing.
-        if effects & zone_bits and costliest_need[number] >= 0 and costliest_need[number] not in goal_zone:
+        if (
+            effects & zone_bits
+            and costliest_need[number] >= 0
+            and costliest_need[number] not in goal_zone
+        ):
             cut.append(number)
     return cut

@@ -48,7 +48,8 @@ class Planner(NamedTuple):
     licence: str = "Apache-2.0"
 
 
-# Named, not imported: engines are made in planner processes, and some of their packages are slow or missing.
+# Named, not imported: engines are made in planner processes, and some of their packages are slow or
+# missing.
 _BUILTIN = "jaxppo.planning.solve.engines:Builtin"
 _UNIFIED = "jaxppo.planning.solve.engines:Unified"
 _DOWNWARD = "jaxppo.planning.solve.fast_downward:FastDownward"
@@ -112,7 +113,9 @@ def planner_version(name: str) -> str:
         return f"{name} {importlib.metadata.version(planner.package)}"
     except importlib.metadata.PackageNotFoundError:
         fix = f"pip install 'jaxppo[{planner.extra}]' (brings {planner.package}, under {planner.licence})"
-        raise ConfigError(f"planner: expected an installed planner, got '{name}'; {fix}, or use builtin") from None
+        raise ConfigError(
+            f"planner: expected an installed planner, got '{name}'; {fix}, or use builtin"
+        ) from None
 
 
 def find_plans(
@@ -155,7 +158,11 @@ def find_plans(
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
     # Settings are checked here, at the call, and not when the first result is asked for.
     pool = _Pool(PLANNERS[planner], timeout_s, memory_mib)
-    return _results(_Job(list(tasks), version, pool, PlanCache(cache), use_val), workers or default_workers(), progress)
+    return _results(
+        _Job(list(tasks), version, pool, PlanCache(cache), use_val),
+        workers or default_workers(),
+        progress,
+    )
 
 
 def write_plan(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> str:
@@ -195,7 +202,8 @@ class _Pool:
             process = PlannerProcess(self.planner.engine, self.planner.arguments, self._memory_mib)
         with self._lock:
             self._busy.add(process)
-            # Stopped while it started: `stop` did not see it, and its borrower waits for its answer.
+            # Stopped while it started: `stop` did not see it, and its borrower waits for its
+            # answer.
             if self.stopped.is_set():
                 process.kill()
         return process
@@ -241,10 +249,13 @@ class _Job(NamedTuple):
         """Return the result of a task: from the cache, or found now and recorded."""
         cached = self.cache.get(key, self.pool.timeout_s)
         # The file may be older than the validators are: its plans are checked again.
-        if cached is not None and (cached.plan is None or self._objection(task, cached.plan) is None):
+        if cached is not None and (
+            cached.plan is None or self._objection(task, cached.plan) is None
+        ):
             return cached
         record = self._solved(task)
-        if not self.pool.stopped.is_set():  # else its planner was killed, through no fault of the problem
+        # Else its planner was killed, through no fault of the problem
+        if not self.pool.stopped.is_set():
             self.cache.add(key, record, id=task.id, planner=self.version)
         return record
 
@@ -260,12 +271,16 @@ class _Job(NamedTuple):
                 reason = f"crash: {error}"
         if plan is not None:
             reason = self._objection(task, plan)
-        return Record(plan if reason is None else None, reason, round(seconds, 3), self.pool.timeout_s)
+        return Record(
+            plan if reason is None else None, reason, round(seconds, 3), self.pool.timeout_s
+        )
 
     def _objection(self, task: PlanTask, plan: tuple[Action, ...]) -> str | None:
         """Say what the validators have against a plan; None for nothing."""
         try:
-            verdict = execute(parse_problem(task.problem_pddl, parse_domain(task.domain_pddl)), plan)
+            verdict = execute(
+                parse_problem(task.problem_pddl, parse_domain(task.domain_pddl)), plan
+            )
             if not verdict.valid:
                 return _invalid("invalid plan", verdict)
             if self.use_val:
@@ -280,7 +295,9 @@ class _Job(NamedTuple):
     def result(self, task: PlanTask, record: Record) -> PlanResult:
         """Turn a record into the answer to a task."""
         optimal = self.pool.planner.optimal and record.plan is not None
-        return PlanResult(task.id, record.plan, self.version, record.seconds, optimal, record.reason)
+        return PlanResult(
+            task.id, record.plan, self.version, record.seconds, optimal, record.reason
+        )
 
 
 def _unreadable(task: PlanTask) -> str | None:
@@ -333,7 +350,10 @@ def _results(job: _Job, workers: int, progress: Progress | None) -> Iterator[Pla
 
 
 def _start_threads(
-    job: _Job, distinct: dict[str, PlanTask], count: int, finished: "queue.SimpleQueue[tuple[str, Record | Exception]]"
+    job: _Job,
+    distinct: dict[str, PlanTask],
+    count: int,
+    finished: "queue.SimpleQueue[tuple[str, Record | Exception]]",
 ) -> list[threading.Thread]:
     """Start threads, which are enough: the work is in the planners' processes; Python's end does not wait for them."""
     # Filled before any thread starts, so that an empty queue is the end.
@@ -353,7 +373,10 @@ def _start_threads(
             except Exception as error:
                 finished.put((key, error))
 
-    threads = [threading.Thread(target=work, name=f"planner-{number}", daemon=True) for number in range(count)]
+    threads = [
+        threading.Thread(target=work, name=f"planner-{number}", daemon=True)
+        for number in range(count)
+    ]
     for thread in threads:
         thread.start()
     return threads

@@ -47,7 +47,9 @@ class PlannerProcess:
     """
 
     def __init__(self, engine: str, arguments: Sequence[Any] = (), memory_mib: int | None = None):
-        self._folder = tempfile.TemporaryDirectory(prefix="jaxppo-planner-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="jaxppo-planner-", ignore_cleanup_errors=True
+        )
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 # it lives as long as the process
         self._killed = False
         self._lock = threading.Lock()
@@ -64,14 +66,21 @@ class PlannerProcess:
         )
         self.is_alive = True
         # Imports of a planner take seconds, which count for no problem.
-        setup = {"engine": engine, "arguments": arguments, "memory_mib": memory_mib, "folder": self._folder.name}
+        setup = {
+            "engine": engine,
+            "arguments": arguments,
+            "memory_mib": memory_mib,
+            "folder": self._folder.name,
+        }
         ready = self._exchange(setup, _START_S)
         if "ready" not in ready:
             reason = ready.get("reason") or f"no answer within {_START_S:g} s"
             self.close()
             raise ConfigError(f"planner: expected a process that makes {engine}, got {reason}")
 
-    def ask(self, domain_pddl: str, problem_pddl: str, timeout_s: float) -> tuple[PlannerAnswer, float]:
+    def ask(
+        self, domain_pddl: str, problem_pddl: str, timeout_s: float
+    ) -> tuple[PlannerAnswer, float]:
         """Have a problem solved; the process is gone afterwards where it took too long or died.
 
         Returns:
@@ -143,7 +152,8 @@ def _environment(folder: str) -> dict[str, str]:
     for name in ("TMPDIR", "TEMP", "TMP"):
         environment[name] = folder
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
-    # The order of a set of texts would be another one in each process, and with it a planner's plan.
+    # The order of a set of texts would be another one in each process, and with it a planner's
+    # plan.
     environment["PYTHONHASHSEED"] = "0"
     environment["PYTHONIOENCODING"] = "utf-8"
     return environment
@@ -151,7 +161,8 @@ def _environment(folder: str) -> dict[str, str]:
 
 def _let_end(pid: int) -> None:
     """Give a process that has closed its output a moment to end by itself; its number stays taken."""
-    # Its status says more than the signal of whoever kills it first, and its last words are then complete.
+    # Its status says more than the signal of whoever kills it first, and its last words are then
+    # complete.
     deadline = time.monotonic() + _END_S
     while hasattr(os, "waitid") and time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
@@ -212,7 +223,8 @@ class _Requests:
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
         if hasattr(os, "killpg"):
-            os.killpg(0, signal.SIGKILL)  # the planner's children, too: nobody waits for them any more
+            # The planner's children, too: nobody waits for them any more
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
 

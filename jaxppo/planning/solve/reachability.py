@@ -26,7 +26,9 @@ class SearchLimitError(JaxppoError):
 
 def refuse(problem: Problem, feature: str) -> NoReturn:
     """Say what the built-in search does not cover."""
-    raise UnsupportedPddlError(f"problem {problem.name}", 1, f"got {feature}, which the built-in search does not cover")
+    raise UnsupportedPddlError(
+        f"problem {problem.name}", 1, f"got {feature}, which the built-in search does not cover"
+    )
 
 
 class _Pattern(NamedTuple):
@@ -49,7 +51,8 @@ class _ReachedFacts:
     """The facts reached so far, found by some of their arguments."""
 
     def __init__(self, patterns: Iterable[_Pattern]):
-        # Predicate to places to the names there to the facts: an index for each look-up that some join makes.
+        # Predicate to places to the names there to the facts: an index for each look-up that some
+        # join makes.
         self._indexes: dict[str, dict[tuple[int, ...], dict[tuple[str, ...], list[Atom]]]] = {}
         for atom, places in patterns:
             self._indexes.setdefault(atom[0], {})[places] = {}
@@ -121,14 +124,16 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
                 steps[action] = step
                 # Kept all the same, so that it is not grounded again; it is left out in the end.
                 if NEVER not in step.true:
-                    # Sorted: the order of a set would differ between processes, and with it the plan.
+                    # Sorted: the order of a set would differ between processes, and with it the
+                    # plan.
                     new_facts = sorted(step.add - queued)
                     queued.update(new_facts)
                     queue.extend(new_facts)
 
     for join in joins_without_trigger:
         add_steps(join, {})
-    # Joined only with facts before it, and with itself: a pair is completed by the later of the two.
+    # Joined only with facts before it, and with itself: a pair is completed by the later of the
+    # two.
     for fact in queue:  # it grows
         reached.add(fact)
         for join in joins_by_predicate.get(fact[0], ()):
@@ -149,7 +154,9 @@ def _require_strips(problem: Problem, action: Action, step: Step) -> Step:
 
 def _joins(schema: ActionSchema) -> Iterator[_Join]:
     """Make one join for each precondition that a new fact may fit; a schema without any is filled in by types alone."""
-    atoms = [part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive]
+    atoms = [
+        part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive
+    ]
     # Equalities, and negative conditions, find no objects; grounding checks them.
     atoms = [atom for atom in atoms if atom[0] != "="]
     # Such a schema waits for no fact: it is filled in once, at the start.
@@ -163,12 +170,15 @@ def _joins(schema: ActionSchema) -> Iterator[_Join]:
 
 def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[tuple[_Pattern, ...], set[str]]:
     """Order the look-ups: always next the one with the fewest open variables, and all variables bound in the end."""
-    # Few open variables, few facts that fit: what is tried grows with the product over all look-ups.
+    # Few open variables, few facts that fit: what is tried grows with the product over all
+    # look-ups.
     patterns = []
     while atoms:
         atom = min(atoms, key=lambda candidate: len(_variables(candidate) - bound))
         atoms.remove(atom)
-        places = tuple(place for place in range(1, len(atom)) if atom[place][0] != "?" or atom[place] in bound)
+        places = tuple(
+            place for place in range(1, len(atom)) if atom[place][0] != "?" or atom[place] in bound
+        )
         patterns.append(_Pattern(atom, places))
         bound = bound | _variables(atom)
     return tuple(patterns), bound
@@ -189,7 +199,12 @@ def _matched(pattern: Atom, fact: Atom, binding: Binding) -> dict[str, str] | No
 
 
 def _completed(
-    problem: Problem, join: _Join, binding: Binding, reached: _ReachedFacts, budget: _Budget, depth: int = 0
+    problem: Problem,
+    join: _Join,
+    binding: Binding,
+    reached: _ReachedFacts,
+    budget: _Budget,
+    depth: int = 0,
 ) -> Iterator[Action]:
     """Yield the actions of a join: patterns from `depth` on filled in by reached facts, then the rest by objects."""
     budget.spend()
@@ -212,4 +227,6 @@ def _objects(problem: Problem, parameter: Parameter) -> list[str]:
     domain = problem.domain
     if not domain.typed:
         return list(problem.objects)
-    return [name for name, types in problem.objects.items() if domain.is_of_type(types, parameter.types)]
+    return [
+        name for name, types in problem.objects.items() if domain.is_of_type(types, parameter.types)
+    ]

@@ -54,7 +54,9 @@ def compile_task(problem: Problem, steps: Mapping[Action, Step]) -> StripsTask |
     false_atoms = goal_false.union(*(step.false for step in steps.values())) & ever_true
     # Sorted, so that the numbers, and with them the plan, do not depend on the order of a set.
     number_if_true = {atom: number for number, atom in enumerate(sorted(true_atoms), 1)}
-    number_if_false = {atom: number for number, atom in enumerate(sorted(false_atoms), 1 + len(number_if_true))}
+    number_if_false = {
+        atom: number for number, atom in enumerate(sorted(false_atoms), 1 + len(number_if_true))
+    }
 
     def numbers(true: Iterable[Atom], false: Iterable[Atom]) -> tuple[int, ...]:
         """Number the facts that say that these atoms hold and those do not, as far as conditions ask for them."""

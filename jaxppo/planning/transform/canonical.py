@@ -31,7 +31,8 @@ from jaxppo.planning.language.task import compares_numbers
 _OBJECT = re.compile(r"(?<= )(?<!- )[a-z_][\w-]*+(?=[ )])")
 
 _LOG = logging.getLogger(__name__)
-# Facts that may be looked at, some seconds' work; only problems with hundreds of objects alike need more.
+# Facts that may be looked at, some seconds' work; only problems with hundreds of objects alike need
+# more.
 _MAX_WORK = 5_000_000
 # Numbers that are copied in the time of looking at a fact.
 _COPIES = 16
@@ -89,22 +90,32 @@ def canonical_form(problem: Problem) -> str:
 def _structure(problem: Problem) -> _Structure:
     # Numbers in the order of the declaration, which must not show in the text: only colours do.
     index = {name: number for number, name in enumerate(problem.objects)}
-    # The actions use constants by their names, so a renaming must keep them: each is a kind of its own.
+    # The actions use constants by their names, so a renaming must keep them: each is a kind of its
+    # own.
     constants = problem.domain.constants.keys() | problem.domain.late_constants
     kinds = tuple(
-        name if name in constants else f"? - {'|'.join(sorted(types))}" for name, types in problem.objects.items()
+        name if name in constants else f"? - {'|'.join(sorted(types))}"
+        for name, types in problem.objects.items()
     )
     facts = [_Fact(f"init {atom[0]}", _numbers(atom[1:], index)) for atom in problem.init_order]
     if compares_numbers(problem):
         for function, value in problem.values.items():
-            facts.append(_Fact(f"init {function[0]} = {write_expression(value)}", _numbers(function[1:], index)))
+            facts.append(
+                _Fact(
+                    f"init {function[0]} = {write_expression(value)}", _numbers(function[1:], index)
+                )
+            )
     # A condition that the goal states twice counts once.
     facts.extend(_goal_fact(condition, index) for condition in dict.fromkeys(problem.conditions))
     occurrences = _occurrences(facts, len(index))
     neighbours = []
     for number, number_occurrences in enumerate(occurrences):
-        neighbours.append(frozenset({number}.union(*(arguments for _, _, arguments in number_occurrences))))
-    return _Structure(kinds, tuple(facts), occurrences, tuple(neighbours), _twins(kinds, occurrences, neighbours))
+        neighbours.append(
+            frozenset({number}.union(*(arguments for _, _, arguments in number_occurrences)))
+        )
+    return _Structure(
+        kinds, tuple(facts), occurrences, tuple(neighbours), _twins(kinds, occurrences, neighbours)
+    )
 
 
 def _numbers(names: Iterable[str], index: Mapping[str, int]) -> tuple[int, ...]:
@@ -115,8 +126,9 @@ def _goal_fact(condition: Condition, index: Mapping[str, int]) -> _Fact:
     if isinstance(condition, Literal):
         sign = "goal" if condition.positive else "goal not"
         return _Fact(f"{sign} {condition.atom[0]}", _numbers(condition.atom[1:], index))
-    # Any other formula is one fact about the objects that it names, in their order; its label is the text without them.
-    # Predicates, functions and types that are spelt like an object stay in it: they stand where no object can.
+    # Any other formula is one fact about the objects that it names, in their order; its label is
+    # the text without them. Predicates, functions and types that are spelt like an object stay in
+    # it: they stand where no object can.
     text = f"goal {write_condition(condition, {})}"
     names = [name for name in _OBJECT.findall(text) if name in index]
     label = _OBJECT.sub(lambda match: "%" if match[0] in index else match[0], text)
@@ -134,12 +146,14 @@ def _occurrences(facts: Iterable[_Fact], n_objects: int) -> tuple[tuple[_Occurre
 
 
 def _twins(
-    kinds: Sequence[str], occurrences: Sequence[Sequence[_Occurrence]], neighbours: Sequence[Iterable[int]]
+    kinds: Sequence[str],
+    occurrences: Sequence[Sequence[_Occurrence]],
+    neighbours: Sequence[Iterable[int]],
 ) -> tuple[int, ...]:
     """Find the first twin of each object."""
     orbits = _Orbits(len(kinds))
-    # Twins that share no fact: their facts are the same but for themselves. A dictionary finds them without comparing
-    # all pairs.
+    # Twins that share no fact: their facts are the same but for themselves. A dictionary finds them
+    # without comparing all pairs.
     first_with: dict[tuple, int] = {}
     shapes = []
     for number, (kind, facts) in enumerate(zip(kinds, occurrences, strict=True)):
@@ -150,17 +164,23 @@ def _twins(
     for number, number_neighbours in enumerate(neighbours):
         for neighbour in number_neighbours:
             if neighbour < number and shapes[neighbour] == shapes[number]:
-                swapped = _replace_objects(occurrences[neighbour], {number: neighbour, neighbour: number})
+                swapped = _replace_objects(
+                    occurrences[neighbour], {number: neighbour, neighbour: number}
+                )
                 if swapped == sorted(occurrences[number]):
                     orbits.join(number, neighbour)
     return tuple(map(orbits.first, range(len(kinds))))
 
 
-def _replace_objects(facts: Iterable[_Occurrence], replacements: Mapping[int, int]) -> list[_Occurrence]:
+def _replace_objects(
+    facts: Iterable[_Occurrence], replacements: Mapping[int, int]
+) -> list[_Occurrence]:
     """Write other objects into facts, and sort them."""
     replaced = []
     for label, position, arguments in facts:
-        replaced.append((label, position, tuple(replacements.get(number, number) for number in arguments)))
+        replaced.append(
+            (label, position, tuple(replacements.get(number, number) for number in arguments))
+        )
     return sorted(replaced)
 
 
@@ -250,12 +270,17 @@ class _Search:
             leave the objects that are told apart already where they are.
         """
         if not colouring.classes:
-            return _text(self._structure, colouring.colours), colouring.colours, _Orbits(len(colouring.colours))
+            return (
+                _text(self._structure, colouring.colours),
+                colouring.colours,
+                _Orbits(len(colouring.colours)),
+            )
         branches = self._branches(colouring)
         text, first_end, orbits = self.smallest_text(self._individualise(colouring, branches[0]))
         if len(branches) == 1:
             return text, first_end, orbits
-        # The ends of the first paths of all branches, by their texts: an equal text shows a symmetry.
+        # The ends of the first paths of all branches, by their texts: an equal text shows a
+        # symmetry.
         ends = {_text(self._structure, first_end): first_end}
         tried = [branches[0][0]]
         for branch in branches[1:]:
@@ -266,7 +291,8 @@ class _Search:
             branch_end = self._first_end(branch_colouring)
             branch_end_text = _text(self._structure, branch_end)
             if branch_end_text in ends:
-                # The branch is the image of an earlier one, whose texts are the same: it need not be searched.
+                # The branch is the image of an earlier one, whose texts are the same: it need not
+                # be searched.
                 orbits.join_all(_symmetry(ends[branch_end_text], branch_end))
                 continue
             ends[branch_end_text] = branch_end
@@ -332,7 +358,8 @@ class _Search:
             affected: the members of classes that may differ from the others of their class, which all look alike.
         """
         while affected and colouring.classes:
-            # All classes are looked at before one is divided, so that the order of the classes does not matter.
+            # All classes are looked at before one is divided, so that the order of the classes does
+            # not matter.
             groups_by_colour = {}
             for colour, members in affected.items():
                 groups_by_colour[colour] = self._groups(colouring, colour, members)
@@ -340,14 +367,17 @@ class _Search:
             for colour, groups in groups_by_colour.items():
                 if len(groups) > 1:
                     colouring.divide(colour, groups)
-                    # One group may be left out: an object sees the change in the others. The largest saves most work.
+                    # One group may be left out: an object sees the change in the others. The
+                    # largest saves most work.
                     largest = max(groups, key=len)
                     for group in groups:
                         if group is not largest:
                             changed.extend(group)
             affected = self._affected(colouring, changed)
 
-    def _groups(self, colouring: _Colouring, colour: int, affected: Sequence[int]) -> list[list[int]]:
+    def _groups(
+        self, colouring: _Colouring, colour: int, affected: Sequence[int]
+    ) -> list[list[int]]:
         """Group the members of a class by what their facts look like, in the order of that."""
         members = colouring.classes[colour]
         affected_set = set(affected)
@@ -388,7 +418,10 @@ def _symmetry(ends: Sequence[int], other_ends: Sequence[int]) -> list[int]:
 
 def _text(structure: _Structure, colours: Sequence[int]) -> str:
     """Write objects and facts with colours for names; constants keep theirs."""
-    typed_names = [kind.replace("?", str(colour)) for kind, colour in zip(structure.kinds, colours, strict=True)]
+    typed_names = [
+        kind.replace("?", str(colour))
+        for kind, colour in zip(structure.kinds, colours, strict=True)
+    ]
     objects = [name for _, name in sorted(zip(colours, typed_names, strict=True))]
     # Types stand with the objects; facts have the names alone.
     names = [typed_name.split(" ")[0] for typed_name in typed_names]

@@ -46,7 +46,10 @@ class Obfuscated:
 
 
 def rename_objects(
-    problem_pddl: str, domain: Domain, rng: random.Random, pools: Mapping[str, Sequence[str]] | None = None
+    problem_pddl: str,
+    domain: Domain,
+    rng: random.Random,
+    pools: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[str, dict[str, str]]:
     """Give the objects of a problem other names; constants of the domain keep theirs.
 
@@ -70,7 +73,9 @@ def rename_objects(
     names = [name for name in problem.objects if name not in constants]
     excluded = _UNUSABLE | constants | _declared_words(domain)
     if pools is None:
-        mapping = dict(zip(names, _random_words(rng, len(names), excluded | set(names)), strict=True))
+        mapping = dict(
+            zip(names, _random_words(rng, len(names), excluded | set(names)), strict=True)
+        )
     else:
         mapping = _names_from_pools(problem, names, pools, excluded, rng)
     return with_objects_renamed(problem_pddl, mapping), mapping
@@ -105,7 +110,9 @@ def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
     """
     form = read_fast(problem_pddl, "<problem>")
     if len(form) < 2 or form[0] != "define":
-        raise PddlError("<problem>", 1, f"expected '(define (problem NAME) ...)', got '{show(form)}'")
+        raise PddlError(
+            "<problem>", 1, f"expected '(define (problem NAME) ...)', got '{show(form)}'"
+        )
     for number, section in enumerate(form):
         match section:
             case [":objects", *items]:
@@ -157,12 +164,18 @@ def obfuscate(
     plan_words = list(chain.from_iterable(plan))
     # What may be renamed; every other word belongs to PDDL.
     nameable = _declared_words(domain).union(
-        domain.constants, problem.objects, [domain.name, problem.name], plan_words, _stated_domain(problem_form)
+        domain.constants,
+        problem.objects,
+        [domain.name, problem.name],
+        plan_words,
+        _stated_domain(problem_form),
     )
     nameable -= _FIXED
     # In the order of the texts, so that the same texts and `rng` give the same words.
     words = list(dict.fromkeys([*_words(domain_form), *_words(problem_form), *plan_words]))
-    new_words = [word for word in words if (word in nameable or word.startswith("?")) and word not in mapping]
+    new_words = [
+        word for word in words if (word in nameable or word.startswith("?")) and word not in mapping
+    ]
     # No new word may be an old one: that one would have two meanings where it is not renamed.
     excluded = _UNUSABLE.union(words, mapping, mapping.values())
     mapping |= _choose_words(new_words, domain, style, excluded, rng)
@@ -195,7 +208,11 @@ def _declared_words(domain: Domain) -> set[str]:
 
 def _stated_domain(problem: Iterable[Node]) -> set[str]:
     """Return the name under `:domain`, which need not be that of the domain."""
-    return {str(section[1]) for section in problem if isinstance(section, list) and section[0] == ":domain"}
+    return {
+        str(section[1])
+        for section in problem
+        if isinstance(section, list) and section[0] == ":domain"
+    }
 
 
 def _words(node: Node) -> Iterator[str]:
@@ -222,7 +239,9 @@ def _names_from_pools(
         # One random choice for each object, from what no earlier one has.
         free = [candidate for candidate in pools[kind] if candidate not in used]
         if not free:
-            raise ConfigError(f"pools: expected more names that are free under '{kind}', got {len(pools[kind])} names")
+            raise ConfigError(
+                f"pools: expected more names that are free under '{kind}', got {len(pools[kind])} names"
+            )
         mapping[name] = rng.choice(free)
         used.add(mapping[name])
     return mapping
@@ -235,7 +254,9 @@ def _pool_of(name: str, problem: Problem, pools: Mapping[str, Sequence[str]]) ->
     kinds += [kind for kind in pools if problem.domain.is_of_type(types, (kind,))]
     kinds += [kind for kind, pool in pools.items() if name in pool]
     if not kinds:
-        raise ConfigError(f"pools: expected one for the object '{name}' ({' '.join(types)}), got {', '.join(pools)}")
+        raise ConfigError(
+            f"pools: expected one for the object '{name}' ({' '.join(types)}), got {', '.join(pools)}"
+        )
     return kinds[0]
 
 
@@ -254,12 +275,14 @@ def _choose_words(
     """Choose other words for these; variables become `?v1`, `?v2`, ..., which say nothing."""
     variables = [word for word in words if word.startswith("?")]
     names = [word for word in words if not word.startswith("?")]
-    unused_variables = (variable for variable in map("?v{}".format, count(1)) if variable not in excluded)
+    unused_variables = (
+        variable for variable in map("?v{}".format, count(1)) if variable not in excluded
+    )
     mapping = dict(zip(variables, unused_variables, strict=False))
     if style == "random":
         return mapping | dict(zip(names, _random_words(rng, len(names), excluded), strict=True))
-    # Verbs for actions and adjectives for predicates: the new texts read like a domain, of other things. A word that
-    # is both an action and a predicate is one word, a verb.
+    # Verbs for actions and adjectives for predicates: the new texts read like a domain, of other
+    # things. A word that is both an action and a predicate is one word, a verb.
     verbs = [name for name in names if name in domain.actions]
     states = [name for name in names if name in domain.predicates and name not in domain.actions]
     nouns = [name for name in names if name not in domain.actions and name not in domain.predicates]
@@ -268,7 +291,9 @@ def _choose_words(
     return mapping
 
 
-def _ordinary_words(vocabulary: Sequence[str], excluded: Collection[str], rng: random.Random) -> Iterator[str]:
+def _ordinary_words(
+    vocabulary: Sequence[str], excluded: Collection[str], rng: random.Random
+) -> Iterator[str]:
     """Yield the words of a list in random order, and then pairs of them (`cloud-fox`)."""
     # Pairs only where a problem has more names than the list has words.
     order = rng.sample(vocabulary, len(vocabulary))
@@ -335,7 +360,9 @@ def _write(node: Node) -> str:
 def write_definition(form: Node) -> str:
     """Write one line for each section, and for each part of an action."""
     define, name, *sections = form
-    return "\n  ".join([f"({_write(define)} {_write(name)}", *map(_write_section, sections)]) + ")\n"
+    return (
+        "\n  ".join([f"({_write(define)} {_write(name)}", *map(_write_section, sections)]) + ")\n"
+    )
 
 
 def _write_section(section: Node) -> str:

@@ -44,8 +44,12 @@ def problem_after(problem_pddl: str, domain_pddl: str, actions: Sequence[Action]
     # There is a visit for the start and for each action up to one that cannot be applied.
     if len(visits) <= len(actions):
         step = format_action(actions[len(visits) - 1])
-        raise DataError(f"reference_plan: expected steps that can be applied, got {step} as step {len(visits)}")
+        raise DataError(
+            f"reference_plan: expected steps that can be applied, got {step} as step {len(visits)}"
+        )
     # Values are not written into the new initial state, so they must not decide anything.
     if values:
-        raise DataError("problem_pddl: expected no numbers that conditions compare, to begin after a step, got some")
+        raise DataError(
+            "problem_pddl: expected no numbers that conditions compare, to begin after a step, got some"
+        )
     return from_state(problem_pddl, facts)

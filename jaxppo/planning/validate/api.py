@@ -15,7 +15,9 @@ VALIDATORS = ("builtin", "val", "auto")
 """In this process, by VAL, or by whichever of the two covers the problem."""
 
 
-def validate_plan(domain_pddl: str, problem_pddl: str, plan_text: str, validator: str = "builtin") -> PlanVerdict:
+def validate_plan(
+    domain_pddl: str, problem_pddl: str, plan_text: str, validator: str = "builtin"
+) -> PlanVerdict:
     """Validate a plan written as PDDL text.
 
     Args:
@@ -35,20 +37,24 @@ def validate_plan(domain_pddl: str, problem_pddl: str, plan_text: str, validator
     _require_validator(validator)
     plan = parse_plan_for(domain_pddl, problem_pddl, plan_text)
     is_timed = isinstance(plan, ParsedTimedPlan)
-    # A timed plan that cannot be read still goes to `builtin`, whose error names the feature it does not cover: that
-    # helps more than a syntax error in a plan which it would refuse anyway.
+    # A timed plan that cannot be read still goes to `builtin`, whose error names the feature it
+    # does not cover: that helps more than a syntax error in a plan which it would refuse anyway.
     if plan.error is not None and not (is_timed and validator == "builtin"):
         return PlanVerdict.refused(plan.error, plan.error_step)
     steps = plan.steps if is_timed else plan.actions
     return validate_actions(domain_pddl, problem_pddl, steps, validator)
 
 
-def validate_actions(domain_pddl: str, problem_pddl: str, actions: Plan, validator: str = "builtin") -> PlanVerdict:
+def validate_actions(
+    domain_pddl: str, problem_pddl: str, actions: Plan, validator: str = "builtin"
+) -> PlanVerdict:
     """Validate a plan given as actions (timed ones where time matters); see `validate_plan`."""
     return validate_many([(domain_pddl, problem_pddl, actions)], validator)[0]
 
 
-def validate_many(cases: Sequence[Case], validator: str = "builtin", val_timeout_s: float = 30.0) -> list[PlanVerdict]:
+def validate_many(
+    cases: Sequence[Case], validator: str = "builtin", val_timeout_s: float = 30.0
+) -> list[PlanVerdict]:
     """Validate many plans, each with its domain and problem; see `validate_plan`.
 
     Args:
@@ -68,7 +74,9 @@ def validate_many(cases: Sequence[Case], validator: str = "builtin", val_timeout
             except UnsupportedPddlError as error:
                 if validator == "builtin":
                     fix = f"--validator val or auto may cover it ({HOW_TO_GET_VAL})"
-                    raise UnsupportedPddlError(error.source, error.line, f"{error.message}; {fix}") from None
+                    raise UnsupportedPddlError(
+                        error.source, error.line, f"{error.message}; {fix}"
+                    ) from None
     # VAL may not be installed: it is asked only where a plan needs it.
     remaining = [index for index in range(len(cases)) if index not in verdicts]
     if remaining:

@@ -92,7 +92,9 @@ class Audit:
         failed = 0
         deviations = 0
         saved: list[Path] = []
-        for (digest, (case, verdict)), val_verdict in zip(sample.items(), val_verdicts, strict=True):
+        for (digest, (case, verdict)), val_verdict in zip(
+            sample.items(), val_verdicts, strict=True
+        ):
             if verdict.error in _NO_VERDICT:
                 failed += 1
             elif val_verdict.error in _NO_VERDICT:
@@ -103,10 +105,14 @@ class Audit:
                     failed += 1
             elif (verdict.valid, verdict.executable) != (val_verdict.valid, val_verdict.executable):
                 disagreements += 1
-                saved += self._save_disagreement(digest, case, {"checked": verdict, "val": val_verdict})
+                saved += self._save_disagreement(
+                    digest, case, {"checked": verdict, "val": val_verdict}
+                )
         return AuditResult(len(sample), disagreements, failed, saved, deviations)
 
-    def _sample(self, cases: Sequence[Case], verdicts: Sequence[PlanVerdict]) -> dict[str, tuple[Case, PlanVerdict]]:
+    def _sample(
+        self, cases: Sequence[Case], verdicts: Sequence[PlanVerdict]
+    ) -> dict[str, tuple[Case, PlanVerdict]]:
         """Choose the plans to audit: their digests, each with its case and verdict."""
         sample: dict[str, tuple[Case, PlanVerdict]] = {}
         for case, verdict in zip(cases, verdicts, strict=True):
@@ -115,7 +121,9 @@ class Audit:
                 sample.setdefault(digest, (case, verdict))
         return sample
 
-    def _save_disagreement(self, digest: str, case: Case, verdicts: Mapping[str, PlanVerdict]) -> list[Path]:
+    def _save_disagreement(
+        self, digest: str, case: Case, verdicts: Mapping[str, PlanVerdict]
+    ) -> list[Path]:
         """Save a plan with both verdicts, unless there is enough; a full disk does not end a training run."""
         if self.folder is None:
             return []
@@ -128,14 +136,16 @@ class Audit:
 
 def _digest(case: Case) -> str:
     domain, problem, plan = case
-    # As a list, so that moving text from the end of one part to the start of the next gives another digest.
+    # As a list, so that moving text from the end of one part to the start of the next gives another
+    # digest.
     content = json.dumps([domain, problem, format_plan(plan)])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _uniform(seed: int, digest: str) -> float:
     """Turn a digest into a number in [0, 1) that looks random."""
-    # No generator of random numbers: the sample must not depend on the order of plans, nor on where a run was resumed.
+    # No generator of random numbers: the sample must not depend on the order of plans, nor on where
+    # a run was resumed.
     first_bytes = hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]
     return int.from_bytes(first_bytes) / 2 ** (8 * len(first_bytes))
 
@@ -162,7 +172,9 @@ def _ask_val(cases: Sequence[Case], timeout_s: float) -> list[PlanVerdict]:
     return verdicts
 
 
-def _save(folder: Path, target: Path, case: Case, verdicts: Mapping[str, PlanVerdict]) -> list[Path]:
+def _save(
+    folder: Path, target: Path, case: Case, verdicts: Mapping[str, PlanVerdict]
+) -> list[Path]:
     """Write a folder under another name first, so that it is never seen incomplete."""
     folder.mkdir(parents=True, exist_ok=True)
     saved = [entry for entry in folder.iterdir() if not entry.name.startswith(_UNFINISHED)]
@@ -173,7 +185,10 @@ def _save(folder: Path, target: Path, case: Case, verdicts: Mapping[str, PlanVer
         "domain.pddl": domain,
         "problem.pddl": problem,
         "plan.txt": format_plan(plan),
-        "verdicts.json": json.dumps({name: asdict(verdict) for name, verdict in verdicts.items()}, indent=2) + "\n",
+        "verdicts.json": json.dumps(
+            {name: asdict(verdict) for name, verdict in verdicts.items()}, indent=2
+        )
+        + "\n",
     }
     unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
     try:

@@ -13,15 +13,18 @@ from jaxppo.planning.language.task import ACTION_PARTS
 from jaxppo.planning.language.temporal import Plan
 
 _COMMENT = re.compile(r";[^\n]*+")
-# Words that VAL's lexer takes for its own wherever they stand; `at start` only with one blank, and before more.
+# Words that VAL's lexer takes for its own wherever they stand; `at start` only with one blank, and
+# before more.
 _VAL_WORD = re.compile(
     r"(?<![\w:-])(?:after|supply-demand)(?![\w-])|(?<![\w:-])(?:at (?:start|end)|over all)(?=[ \t\n(])|^time(?![\w-])",
     re.MULTILINE,
 )
-# VAL's parser has a stack of 10,000 entries; a plan with more steps, or a list with more names, overflows it.
+# VAL's parser has a stack of 10,000 entries; a plan with more steps, or a list with more names,
+# overflows it.
 _MAX_STEPS = 9_995
 _MAX_STACK = 9_900
-# A group of objects with a type takes three entries until the list ends: the names, `-` and the type.
+# A group of objects with a type takes three entries until the list ends: the names, `-` and the
+# type.
 _GROUP_ENTRIES = 3
 
 
@@ -46,7 +49,9 @@ def _file_deviation(text: str) -> str | None:
         if section[0] == ":action":
             keywords = tuple(map(str, section[2::2]))
             if keywords != ACTION_PARTS or section[-1] == []:
-                return f"the operator '{section[1]}', which lacks a part, or has them in another order"
+                return (
+                    f"the operator '{section[1]}', which lacks a part, or has them in another order"
+                )
         if section[0] in (":objects", ":constants") and _stack_entries(section[1:]) > _MAX_STACK:
             return f"more than {_MAX_STACK} objects in a list"
     return None

@@ -24,7 +24,14 @@ from jaxppo.planning.language.conditions import (
     is_fallible,
 )
 from jaxppo.planning.language.effects import Effect
-from jaxppo.planning.language.numeric import Expression, Operation, Update, compare, evaluate, is_number
+from jaxppo.planning.language.numeric import (
+    Expression,
+    Operation,
+    Update,
+    compare,
+    evaluate,
+    is_number,
+)
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
 from jaxppo.planning.language.task import ActionSchema, Domain, Problem
@@ -43,9 +50,11 @@ from jaxppo.planning.validate.ground import (
 )
 from jaxppo.planning.validate.templates import FactIndex, templates_of
 
-# Most parts that the formulas of one step, of one atom's rules or of a goal may have: this bounds the memory.
+# Most parts that the formulas of one step, of one atom's rules or of a goal may have: this bounds
+# the memory.
 MAX_GROUNDING = 80_000
-# Most parts and choices of objects to look at for these, most of which static facts decide: about a second.
+# Most parts and choices of objects to look at for these, most of which static facts decide: about a
+# second.
 MAX_LOOKS = 500_000
 # Most parts of all rules that an atom depends on: the memory of a problem with many derived atoms.
 MAX_RULES = 160_000
@@ -120,7 +129,14 @@ class Grounder:
         for effect in effects:
             size += size_of(effect.condition) + size_of_updates(effect.updates)
         extras = Extras(tuple(conditions), tuple(effects), size) if size else None
-        return Step(frozenset(true), frozenset(false), frozenset(delete), frozenset(add), extras, self._num_looks)
+        return Step(
+            frozenset(true),
+            frozenset(false),
+            frozenset(delete),
+            frozenset(add),
+            extras,
+            self._num_looks,
+        )
 
     def condition(self, condition: Condition, binding: Binding, polarity: bool = True) -> Node:
         """Fill in a condition and simplify it, its negations pushed to the leaves.
@@ -142,7 +158,9 @@ class Grounder:
             case Implication(left, right):
                 # (imply a b) is (or (not a) b).
                 sides = ((left, not polarity), (right, polarity))
-                return self._join(not polarity, (self.condition(part, binding, sign) for part, sign in sides))
+                return self._join(
+                    not polarity, (self.condition(part, binding, sign) for part, sign in sides)
+                )
             case Quantified():
                 return self._quantified(condition, binding, polarity)
             case Comparison(operator, left, right):
@@ -156,7 +174,9 @@ class Grounder:
         binding = _bind(schema.parameters, action[1:])
         return [(condition, binding) for condition in schema.precondition]
 
-    def goal_parts(self, conditions: Iterable[Condition], binding: Binding) -> Iterator[tuple[Condition, Binding]]:
+    def goal_parts(
+        self, conditions: Iterable[Condition], binding: Binding
+    ) -> Iterator[tuple[Condition, Binding]]:
         """Yield the conditions that a goal joins by `and` and by `forall`, each with its binding."""
         for condition in conditions:
             self._count_parts()
@@ -213,7 +233,9 @@ class Grounder:
             return Literal(atom, positive)
         return (atom in self._problem.init) is positive
 
-    def _comparison(self, operator: str, left: Expression, right: Expression, positive: bool) -> Node:
+    def _comparison(
+        self, operator: str, left: Expression, right: Expression, positive: bool
+    ) -> Node:
         if is_number(left) and is_number(right):
             return compare(operator, left, right) is positive
         self._count_parts()
@@ -250,13 +272,16 @@ class Grounder:
 
     def _quantified(self, quantified: Quantified, binding: Binding, polarity: bool) -> Node:
         is_and = (quantified.word == "forall") == polarity
-        # Only instances that can decide the result matter: under `and` those whose part may be false, under `or` those
-        # whose part may be true. In terms of the body itself, which a negation turns around, that is this truth value.
+        # Only instances that can decide the result matter: under `and` those whose part may be
+        # false, under `or` those whose part may be true. In terms of the body itself, which a
+        # negation turns around, that is this truth value.
         deciding = polarity is not is_and
         # Where an instance may read a function without a value, all are filled in, in order.
         guards = () if quantified.fallible else tuple(self._guards(quantified.body, deciding))
         bindings = self._bindings(quantified.parameters, binding, guards)
-        return self._join(is_and, (self.condition(quantified.body, inner, polarity) for inner in bindings))
+        return self._join(
+            is_and, (self.condition(quantified.body, inner, polarity) for inner in bindings)
+        )
 
     def _guards(self, condition: Condition, truth: bool) -> Iterator[Literal]:
         """Yield static literals that must hold for a condition to be true (or false, for `truth=False`).
@@ -269,7 +294,8 @@ class Grounder:
                 if atom[0] == "=" or not (atom[0] in self._changing or atom[0] in self._rules):
                     yield Literal(atom, positive == truth)
             case Junction(word, parts):
-                # All parts of a true `and`, or of a false `or`, have the same truth; of the others any one may.
+                # All parts of a true `and`, or of a false `or`, have the same truth; of the others
+                # any one may.
                 if (word == "and") == truth or len(parts) == 1:
                     for part in parts:
                         yield from self._guards(part, truth)
@@ -302,27 +328,38 @@ class Grounder:
         for object_name in self._candidates(name, types, binding, guards):
             self._count_look()
             extended = {**binding, name: object_name}
-            if all(self._literal(bound_atom(guard.atom, extended), guard.positive) is True for guard in ready):
+            if all(
+                self._literal(bound_atom(guard.atom, extended), guard.positive) is True
+                for guard in ready
+            ):
                 yield from self._bindings(remaining, extended, guards)
 
-    def _candidates(self, name: str, types: Types, binding: Binding, guards: Sequence[Literal]) -> Iterable[str]:
+    def _candidates(
+        self, name: str, types: Types, binding: Binding, guards: Sequence[Literal]
+    ) -> Iterable[str]:
         """List the objects of the types; where a positive guard names the parameter, only those that its facts name."""
         objects = self._objects_of(types)
-        patterns = [atom for atom, positive in guards if positive and name in atom[1:] and atom[0] != "="]
+        patterns = [
+            atom for atom, positive in guards if positive and name in atom[1:] and atom[0] != "="
+        ]
         if not patterns:
             return objects
-        # An inner variable may hide an outer one of the same name, whose object must not be filled in for it.
+        # An inner variable may hide an outer one of the same name, whose object must not be filled
+        # in for it.
         visible = {variable: term for variable, term in binding.items() if variable != name}
         matches = [self._facts.matches(bound_atom(atom, visible), name) for atom in patterns]
         return [match for match in min(matches, key=len) if match in objects]
 
     def _objects_of(self, types: Types) -> dict[str, None]:
-        # Dictionaries for their order: quantifiers go through the objects as the problem declares them.
+        # Dictionaries for their order: quantifiers go through the objects as the problem declares
+        # them.
         if types not in self._objects:
             domain = self._problem.domain
             objects = self._problem.objects.items()
             self._objects[types] = {
-                name: None for name, object_types in objects if domain.is_of_type(object_types, types)
+                name: None
+                for name, object_types in objects
+                if domain.is_of_type(object_types, types)
             }
         return self._objects[types]
 
@@ -331,9 +368,13 @@ class Grounder:
 
         VAL changes numbers in this order, which shows in how sums are rounded.
         """
-        yield from self._effects([effect for effect in schema.effects if not effect.parameters], binding)
+        yield from self._effects(
+            [effect for effect in schema.effects if not effect.parameters], binding
+        )
         yield self._effect(True, schema, binding)
-        yield from self._effects([effect for effect in schema.effects if effect.parameters], binding)
+        yield from self._effects(
+            [effect for effect in schema.effects if effect.parameters], binding
+        )
 
     def _effects(self, effects: Iterable[Effect], binding: Binding) -> Iterator[GroundEffect]:
         fallible = self._problem.domain.fallible
@@ -343,12 +384,16 @@ class Grounder:
                 for condition in effect.conditions:
                     guards.extend(self._guards(condition, True))
             for extended in self._bindings(effect.parameters, binding, guards):
-                node = self._join(True, (self.condition(condition, extended) for condition in effect.conditions))
+                node = self._join(
+                    True, (self.condition(condition, extended) for condition in effect.conditions)
+                )
                 if node is not False:
                     self._count_parts(len(effect.add) + len(effect.delete) + len(effect.updates))
                     yield self._effect(node, effect, extended)
 
-    def _effect(self, condition: Node, effect: ActionSchema | Effect, binding: Binding) -> GroundEffect:
+    def _effect(
+        self, condition: Node, effect: ActionSchema | Effect, binding: Binding
+    ) -> GroundEffect:
         return GroundEffect(
             condition,
             tuple([bound_atom(atom, binding) for atom in effect.add]),
@@ -366,7 +411,9 @@ class Grounder:
             return expression
         if isinstance(expression, Operation):
             self._count_look()
-            arguments = tuple(self._expression(argument, binding) for argument in expression.arguments)
+            arguments = tuple(
+                self._expression(argument, binding) for argument in expression.arguments
+            )
             operation = Operation(expression.operator, arguments)
             return evaluate(operation, {}) if all(map(is_number, arguments)) else operation
         atom = bound_atom(expression, binding)

@@ -5,11 +5,23 @@ from itertools import groupby
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Literal
-from jaxppo.planning.language.numeric import UndefinedNumberError, Update, compare, evaluate, updated
+from jaxppo.planning.language.numeric import (
+    UndefinedNumberError,
+    Update,
+    compare,
+    evaluate,
+    updated,
+)
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom
 from jaxppo.planning.language.task import Problem
-from jaxppo.planning.validate.ground import DerivedLiteral, Extras, GroundComparison, GroundJunction, Node
+from jaxppo.planning.validate.ground import (
+    DerivedLiteral,
+    Extras,
+    GroundComparison,
+    GroundJunction,
+    Node,
+)
 from jaxppo.planning.validate.grounding import MAX_RULES, Grounder
 
 # How much one plan may cost: about a second of evaluating conditions and effects beyond STRIPS.
@@ -61,7 +73,8 @@ class Rules:
         """
         if atom not in self._batch_numbers:
             atoms, uses, cost = self._depth_first(atom)
-            # A stable sort: within a stratum the depth-first order stays, so that few passes reach the fixed point.
+            # A stable sort: within a stratum the depth-first order stays, so that few passes reach
+            # the fixed point.
             atoms.sort(key=lambda member: self._strata[member[0]])
             strata = groupby(atoms, key=lambda member: self._strata[member[0]])
             batch = AtomBatch(tuple(tuple(members) for _, members in strata), frozenset(uses), cost)
@@ -119,8 +132,8 @@ class State:
         # None: the rules of the atom read a function without a value.
         self._derived: dict[Atom, bool | None] = {}
         self._computed: set[int] = set()
-        # A plan pays for filling in a batch or a step once, although it may need them again, and whether or not another
-        # plan has had them filled in before.
+        # A plan pays for filling in a batch or a step once, although it may need them again, and
+        # whether or not another plan has had them filled in before.
         self._paid: set[int | Action] = set()
 
     def holds(self, node: Node) -> bool:
@@ -155,7 +168,8 @@ class State:
             UndefinedNumberError: a condition of an effect reads a function without a value.
             UpdateError: its changes of numbers contradict each other or read a function without a value.
         """
-        # All conditions and amounts are read in the old state, and all deletions come before any addition.
+        # All conditions and amounts are read in the old state, and all deletions come before any
+        # addition.
         effects = [effect for effect in extras.effects if self.holds(effect.condition)]
         updates: list[Update] = []
         for effect in effects:
@@ -193,7 +207,8 @@ class State:
             self.spend(GROUNDING_WORK * cost)
 
     def _holds_derived(self, atom: Atom) -> bool:
-        # While a batch is computed all its atoms have a value, so this does not start to compute it again.
+        # While a batch is computed all its atoms have a value, so this does not start to compute it
+        # again.
         if atom not in self._derived:
             self._derive(atom)
         value = self._derived[atom]
@@ -230,7 +245,8 @@ class State:
         changed = False
         for atom in stratum:
             previous = self._derived[atom]
-            # What holds once holds for good: within a stratum no rule reads the negation of its atoms.
+            # What holds once holds for good: within a stratum no rule reads the negation of its
+            # atoms.
             if previous:
                 continue
             body = self._rules.grounder.body(atom)

@@ -37,7 +37,9 @@ class Template(NamedTuple):
     add: tuple[PickAtom, ...]
     equalities: tuple[tuple[PickAtom, bool], ...]
 
-    def fill(self, action: Action) -> tuple[frozenset[Atom], frozenset[Atom], frozenset[Atom], frozenset[Atom]]:
+    def fill(
+        self, action: Action
+    ) -> tuple[frozenset[Atom], frozenset[Atom], frozenset[Atom], frozenset[Atom]]:
         """Fill in the atoms that must hold, those that must not, those deleted and those added."""
         words = (*action, *self.constants)
         true = frozenset([pick(words) for pick in self.true])
@@ -56,19 +58,30 @@ class Template(NamedTuple):
 @lru_cache(maxsize=256)
 def templates_of(domain: Domain) -> Mapping[str, Template]:
     """Find the plain STRIPS operators of a domain: literals of predicates that no rule defines, and no numbers."""
-    return {name: _template(schema) for name, schema in domain.actions.items() if _is_plain(schema, domain)}
+    return {
+        name: _template(schema)
+        for name, schema in domain.actions.items()
+        if _is_plain(schema, domain)
+    }
 
 
 def _is_plain(schema: ActionSchema, domain: Domain) -> bool:
-    # Conditions of effects, numbers and derived atoms need a state to be evaluated in, so a formula.
+    # Conditions of effects, numbers and derived atoms need a state to be evaluated in, so a
+    # formula.
     if schema.effects or schema.updates:
         return False
-    return all(isinstance(part, Literal) and part.atom[0] not in domain.rules for part in schema.precondition)
+    return all(
+        isinstance(part, Literal) and part.atom[0] not in domain.rules
+        for part in schema.precondition
+    )
 
 
 def _template(schema: ActionSchema) -> Template:
-    # Word 0 is the name of the operator. Of parameters with the same name the object of the last one counts.
-    parameter_indices = {parameter.name: index for index, parameter in enumerate(schema.parameters, 1)}
+    # Word 0 is the name of the operator. Of parameters with the same name the object of the last
+    # one counts.
+    parameter_indices = {
+        parameter.name: index for index, parameter in enumerate(schema.parameters, 1)
+    }
     first_constant = 1 + len(schema.parameters)
     constants: dict[str, int] = {}
 
@@ -79,9 +92,12 @@ def _template(schema: ActionSchema) -> Template:
         predicate, *terms = atom
         indices = [constant_index(predicate)]
         for term in terms:
-            indices.append(parameter_indices[term] if term in parameter_indices else constant_index(term))
+            indices.append(
+                parameter_indices[term] if term in parameter_indices else constant_index(term)
+            )
         if len(indices) == 1:
-            # With one index `itemgetter` gives the word itself; a slice gives the tuple that an atom is.
+            # With one index `itemgetter` gives the word itself; a slice gives the tuple that an
+            # atom is.
             return itemgetter(slice(indices[0], indices[0] + 1))
         return itemgetter(*indices)
 
@@ -109,8 +125,11 @@ class FactIndex:
     def __init__(self, facts: Iterable[Atom]):
         self._facts = facts
         self._by_predicate: dict[str, list[Atom]] | None = None
-        # For a predicate, the places of fixed arguments and the place of the variable: objects by the fixed arguments.
-        self._indices: dict[tuple[str, tuple[int, ...], int], dict[tuple[str, ...], dict[str, None]]] = {}
+        # For a predicate, the places of fixed arguments and the place of the variable: objects by
+        # the fixed arguments.
+        self._indices: dict[
+            tuple[str, tuple[int, ...], int], dict[tuple[str, ...], dict[str, None]]
+        ] = {}
 
     def matches(self, pattern: Atom, variable: str) -> Mapping[str, None]:
         """Find the objects of the variable in facts that agree with the pattern; its other variables match anything."""
@@ -124,7 +143,8 @@ class FactIndex:
     def _index_facts(
         self, predicate: str, places: tuple[int, ...], target: int
     ) -> dict[tuple[str, ...], dict[str, None]]:
-        # Dictionaries stand for sets that keep their order, so that a run does not depend on the seed of hashes.
+        # Dictionaries stand for sets that keep their order, so that a run does not depend on the
+        # seed of hashes.
         index: dict[tuple[str, ...], dict[str, None]] = {}
         for atom in self._facts_of(predicate):
             index.setdefault(tuple(atom[place] for place in places), {})[atom[target]] = None

@@ -143,7 +143,8 @@ class _Replay:
 
     def _apply(self, action: Action) -> None:
         step = self._grounder.step(action)
-        # Also for a plain step, unlike in `execute`: here derived atoms were read before it and have to be forgotten.
+        # Also for a plain step, unlike in `execute`: here derived atoms were read before it and
+        # have to be forgotten.
         self._state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)
 
     def _applied(self, action: Action) -> TraceStep:
@@ -152,7 +153,11 @@ class _Replay:
         old_facts = set(state.facts)
         old_values = dict(state.values)
         self._apply(action)
-        numbers = [(name, float(value)) for name, value in state.values.items() if old_values.get(name) != value]
+        numbers = [
+            (name, float(value))
+            for name, value in state.values.items()
+            if old_values.get(name) != value
+        ]
         return TraceStep(
             action,
             preconditions,
@@ -164,11 +169,21 @@ class _Replay:
 
     def _failing(self, actions: Sequence[Action]) -> TraceStep:
         action = actions[-1]
-        # Of the plan up to here: the verdict on the whole plan may name a wrong step after this one.
+        # Of the plan up to here: the verdict on the whole plan may name a wrong step after this
+        # one.
         verdict = execute(self._problem, actions)
         is_legal = check_action(self._problem, action) is None
         preconditions = self._preconditions(action) if is_legal else ()
-        return TraceStep(action, preconditions, (), (), (), self._goals(), verdict.error, verdict.failed_condition)
+        return TraceStep(
+            action,
+            preconditions,
+            (),
+            (),
+            (),
+            self._goals(),
+            verdict.error,
+            verdict.failed_condition,
+        )
 
     def _preconditions(self, action: Action) -> tuple[ConditionCheck, ...]:
         return self._checks(self._grounder.precondition_parts(action))
@@ -182,8 +197,8 @@ class _Replay:
     def _holds(self, condition: Condition, binding: Binding) -> bool:
         """Return whether a condition holds; one that reads a function without a value does not."""
         self._grounder.start()
-        # `execute` has found that the plan does not cost too much. A trace evaluates more, step by step, so each
-        # condition has the whole limit for itself.
+        # `execute` has found that the plan does not cost too much. A trace evaluates more, step by
+        # step, so each condition has the whole limit for itself.
         self._state.work = 0
         try:
             return self._state.holds(self._grounder.condition(condition, binding))

