@@ -118,7 +118,6 @@ class TrainingRows(NamedTuple):
 
     rows: Learned
     source: str  # what they are out of, for people
-    streamed: data.StepRows | None = None  # where they are read as the run goes on
 
 
 def _training_rows(
@@ -138,8 +137,6 @@ def _training_rows(
             _encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream"
         )
     limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
-    if config.stream.streaming:
-        return _streamed_rows(config, model, tokenizer, template, limit, console)
     split = config.data.train_split
     rows = data.load_split(config.data, split, _validator(config), _COLUMNS)
     data.check_same(config.data.dataset, split, rows)
@@ -189,25 +186,6 @@ def _encoded_when_needed(
         )
 
     return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length)
-
-
-def _streamed_rows(
-    config: SFTConfig,
-    model: ModelConfig,
-    tokenizer: Any,
-    template: data.ChatTemplate,
-    limit: data.RowLimit | None,
-    console: Console,
-) -> TrainingRows:
-    stream = data.open_stream(
-        config.data, config.stream, config.run.seed, _validator(config), _COLUMNS
-    )
-    select = data.select_supervised(
-        tokenizer, config.data, template, limit, assistant_only=config.assistant_only_loss
-    )
-    streamed = data.StepRows(stream, config.batch_size, select, console.warn)
-    rows = data.FreshData(streamed, tokenizer.pad_token_id, model.max_length, data.padded_size)
-    return TrainingRows(rows, f"{stream.name}, as they are read", streamed)
 
 
 def _fixed_rows(
@@ -349,7 +327,6 @@ def _carry_out(
 ) -> None:
     """Train, evaluate, export."""
     tokenizer = inputs.start.tokenizer
-    streamed = inputs.training.streamed
     steps = Steps(
         total=config.num_updates,
         step=learner.step(inputs.training.rows),
@@ -358,13 +335,10 @@ def _carry_out(
         title="SFT",
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {run.folder}",
         watch=check_finite,
-        rows=streamed,
     )
     if processes.is_first():
         write_tokenizer(run.folder, tokenizer)
     state, meta = TrainingLoop(run, config.with_best_metric().loop, steps, state).run()
-    if streamed is not None:
-        run.console.print(streamed.describe())
     results = evaluator(learner.policy(state))
     run.trackers.log(config.num_updates, eval_metrics(results))
     params, frozen = stacks.unstack(learner.parallel.to_host((state.params, state.frozen)))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxppo import data
-from jaxppo.config import DEFAULT_PROMPT_LENGTH, TrainConfig
+from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import printing
@@ -52,7 +52,7 @@ class Setup:
     tokenizer: Any
     template: data.ChatTemplate
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
-    prompts: data.PromptData | data.StreamedPrompts
+    prompts: data.PromptData
     curriculum: data.SuccessCurriculum | data.Shuffled
     rewards: Rewards
     judge: Judge
@@ -120,7 +120,7 @@ class Inputs(NamedTuple):
     start: Start
     template: data.ChatTemplate
     columns: list[str]  # of the rows
-    prompts: data.PromptData | data.StreamedPrompts
+    prompts: data.PromptData
 
     def learner(self, config: TrainConfig, parallel: DataParallel) -> Learner:
         """Return the programs of a run of these models, under these settings or others."""
@@ -151,45 +151,18 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
     registry.check(config.reward, config.validator)
     validator = config.reward.reads_pddl_for(config.validator)
     # Rows first, then models: what is wrong with a data set is said at once.
-    if config.stream.streaming:
-        data.make_splits(config.data, config.data.eval_splits)
-        stream = data.open_stream(config.data, config.stream, config.run.seed, validator)
-        models, template, start = _load_models(config, parallel, console)
-        prompts = _streamed_prompts(config, stream, models, template, console)
-        columns = prompts.columns
-    else:
-        data.make_splits(config.data, [config.data.train_split, *config.data.eval_splits])
-        rows = data.load_split(config.data, config.data.train_split, validator)
-        data.check_same(config.data.dataset, config.data.train_split, rows)
-        models, template, start = _load_models(config, parallel, console)
-        rows = data.with_plan_prefixes(
-            rows, config.prompt_curriculum, config.data.data_seed, template
-        )
-        fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
-        data.report_left_out(
-            console.print, config.data, {config.data.train_split: len(rows) - len(fitting)}
-        )
-        config = config.with_episodes(len(fitting))
-        prompts = _prompts(config, fitting, template)
-        columns = data.column_names(rows)
-    models.check_length(prompts.longest + config.sampling.response_length)
-    return Inputs(config.with_best_metric(), models, start, template, columns, prompts)
-
-
-def _load_models(
-    config: TrainConfig, parallel: DataParallel, console: Console
-) -> tuple[StartModels, data.ChatTemplate, Start]:
+    split = config.data.train_split
+    data.make_splits(config.data, [split, *config.data.eval_splits])
+    rows = data.load_split(config.data, split, validator)
+    data.check_same(config.data.dataset, split, rows)
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
-    return models, template, start
-
-
-def _prompts(
-    config: TrainConfig, rows: list[data.Row], template: data.ChatTemplate
-) -> data.PromptData:
-    return data.PromptData(
-        rows,
+    fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
+    data.report_left_out(console.print, config.data, {split: len(rows) - len(fitting)})
+    config = config.with_episodes(len(fitting))
+    prompts = data.PromptData(
+        fitting,
         template.tokenizer,
         config.num_prompts,
         config.run.seed,
@@ -197,20 +170,9 @@ def _prompts(
         config.data.text_lengths,
         template,
     )
-
-
-def _streamed_prompts(
-    config: TrainConfig,
-    stream: Any,
-    models: StartModels,
-    template: data.ChatTemplate,
-    console: Console,
-) -> data.StreamedPrompts:
-    longest = config.data.longest_prompt or DEFAULT_PROMPT_LENGTH
-    select = data.select_prompts(models.tokenizer, config.data, template, longest)
-    step_rows = data.StepRows(stream, config.num_prompts, select, console.warn)
-    return data.StreamedPrompts(
-        step_rows, config.num_prompts, config.run.seed, longest, models.tokenizer.pad_token_id
+    models.check_length(prompts.longest + config.sampling.response_length)
+    return Inputs(
+        config.with_best_metric(), models, start, template, data.column_names(rows), prompts
     )
 
 
@@ -335,7 +297,6 @@ def _carry_out(
     """Evaluate, train, evaluate, export; what `eval.json` and the checkpoints have already is not done again."""
     config = setup.config
     evals = run.evals
-    streamed = _streamed(setup)
     evals["headline_split"] = config.data.headline(config.headline_split)
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
@@ -346,8 +307,6 @@ def _carry_out(
     run.console.stage(config.rl.algorithm.upper())
     with setup.training(reference) as training:
         state, meta = _run_updates(run, setup, training, state)
-    if streamed is not None:
-        run.console.print(streamed.describe())
     evals["after"] = _evaluate(run, setup, "after", state)
     run.trackers.log(config.num_updates, evaluation.eval_metrics(evals["after"]))
     run.console.stage("Saving")
@@ -363,11 +322,6 @@ def _carry_out(
     )
     printing.print_outcome(run.console, evals, samples, config.rl.algorithm.upper())
     run.console.result(f"policy in {run.folder / 'policy'}, curves in {run.folder / 'curves.png'}")
-
-
-def _streamed(setup: Setup) -> data.StepRows | None:
-    """Return the rows that are read as the run goes on, if they are."""
-    return setup.prompts.step_rows if isinstance(setup.prompts, data.StreamedPrompts) else None
 
 
 def _run_updates(
@@ -393,7 +347,6 @@ def _run_updates(
         old_metric_names=config.old_metric_names,
         show=printing.show_samples,
         change=setup.learner.with_changed_settings,
-        rows=_streamed(setup),
     )
     loop = TrainingLoop(run, config.loop, updates, state, setup.initial_host_state())
     del state

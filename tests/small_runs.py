@@ -80,9 +80,7 @@ def assert_same_run(folder: Path, reference: Path, updates: int = UPDATES) -> No
 
 def assert_drawn_by_success(folder: Path, config: TrainConfig) -> None:
     """Draw the prompts of a run once more, from its seed and the logged scores."""
-    template = data.make_chat_template(data.word_tokenizer(), config.data)
     rows = data.load_split(config.data, config.data.train_split, None)
-    rows = data.with_plan_prefixes(rows, config.prompt_curriculum, config.data.data_seed, template)
     prompts = data.PromptData(rows, data.word_tokenizer(), config.num_prompts, config.run.seed, 512)
     curriculum = data.make_curriculum(config.prompt_curriculum, prompts, async_rollouts=config.rl.async_rollouts > 0)
     state, records = curriculum.start(), comparable(folder)

@@ -19,7 +19,6 @@ from jaxppo.config.data import (
     SPLITS,
     CurriculumConfig,
     DataConfig,
-    StreamingConfig,
     parse_sizes,
 )
 from jaxppo.config.hub import HubConfig
@@ -57,7 +56,6 @@ __all__ = [
     "SFTConfig",
     "SamplingConfig",
     "SelfTrainConfig",
-    "StreamingConfig",
     "TrainConfig",
     "Validator",
     "is_repo_id",

@@ -14,10 +14,7 @@ OBJECTS = range(2, 17)
 
 DEFAULT_PROMPT_LENGTH = 512
 """Most tokens of a prompt where max_prompt_length does not say, and the longest prompt is not to decide: with
-filter_overlong_prompts, and in `train` with streaming, which does not know it."""
-
-SHUFFLE_BUFFER_SIZE = 10000
-"""Rows that are shuffled among each other, unless a setting says otherwise."""
+filter_overlong_prompts."""
 
 STREAM = "stream:"
 """What the name of an endless data set starts with."""
@@ -104,7 +101,7 @@ class DataConfig:
     """Leave out rows of such data with a shorter prompt."""
     max_prompt_length: int | None = None
     """Rows whose prompt has more tokens are an error, not a silent cut; or see filter_overlong_prompts. Default: as the
-    data have them, up to the positions of the model; 512 with filter_overlong_prompts, and in train with streaming."""
+    data have them, up to the positions of the model; 512 with filter_overlong_prompts."""
     filter_overlong_prompts: bool = False
     """Leave out rows whose prompt has more than max_prompt_length tokens, and say how many they are."""
     use_chat_template: bool | None = None
@@ -265,17 +262,8 @@ class CurriculumConfig:
     curriculum_threshold: float = 0.8
     """Longer plans of a domain are drawn, too, once this share of its recent completions succeeds; rows without a
     `plan_length` are drawn from the beginning."""
-    reference_prefixes: int = 0
-    """Further rows for each problem of train_split, whose prompts go on with the first steps of its reference plan,
-    another number of them in each, drawn by data_seed: a model that fails at whole plans learns their ends first."""
 
     def __post_init__(self) -> None:
-        require(
-            self.reference_prefixes >= 0,
-            "reference_prefixes",
-            "0 or a positive number",
-            self.reference_prefixes,
-        )
         finite = math.isfinite(self.curriculum_success)
         require(finite, "curriculum_success", "a finite number", self.curriculum_success)
         fits = 0.0 < self.curriculum_threshold <= 1.0
@@ -285,45 +273,6 @@ class CurriculumConfig:
                 value = getattr(self, spec.name)
                 fits = value == spec.default or not spec.name.startswith("curriculum_")
                 require(fits, spec.name, f"{spec.default} with curriculum none", value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamingConfig:
-    """Rows of train_split that are read while a run goes on."""
-
-    streaming: bool = False
-    """Read the rows of train_split as they are needed, not all of them before the first step, for data larger than
-    memory: a file of a folder, or whatever the `datasets` library streams. total_episodes says how long the run is."""
-    shuffle_buffer_size: int = SHUFFLE_BUFFER_SIZE
-    """With streaming: how many rows are held and shuffled at a time; 1 leaves those of a file in their order."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "shuffle_buffer_size")
-        if not self.streaming:
-            requirement = f"{SHUFFLE_BUFFER_SIZE} without streaming"
-            is_default = self.shuffle_buffer_size == SHUFFLE_BUFFER_SIZE
-            require(is_default, "shuffle_buffer_size", requirement, self.shuffle_buffer_size)
-
-    def check(self, data: DataConfig) -> None:
-        """Raise a `ConfigError` where the data cannot be streamed, or a setting needs all rows."""
-        if not self.streaming:
-            return
-        is_generated = data.dataset == "blocksworld" or data.stream_domains is not None
-        require(
-            not is_generated,
-            "streaming",
-            f"False with dataset {data.dataset}, whose rows are drawn",
-            True,
-        )
-        require(
-            data.n_shots == 0,
-            "n_shots",
-            "0 with streaming, as examples come from all rows",
-            data.n_shots,
-        )
-        max_text_length = data.input_max_text_length
-        requirement = "None with streaming, as lengths are drawn for all rows"
-        require(max_text_length is None, "input_max_text_length", requirement, max_text_length)
 
 
 def as_list(value: Any) -> list[Any]:

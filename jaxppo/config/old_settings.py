@@ -100,6 +100,9 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "num_key_value_heads": OldSetting("say --model_kwargs '{\"num_key_value_heads\": 2}'"),
     "rotary_pct": OldSetting("say --model_kwargs '{\"rotary_pct\": 0.25}'", (1.0,)),
     "tie_word_embeddings": OldSetting("say --model_kwargs '{\"tie_word_embeddings\": true}'"),
+    "streaming": OldSetting("leave it out: rows are read before the first step", (False,)),
+    "shuffle_buffer_size": OldSetting("leave it out: all rows are shuffled", (10000,)),
+    "reference_prefixes": OldSetting("it made no difference (docs/results.md)", (0,)),
     "dynamic_sampling": OldSetting(
         "--curriculum success draws prompts that teach something (docs/results.md)", (False,)
     ),

@@ -84,7 +84,6 @@ MEANT = {
     "ref_model": "sft_model_path",
     "dataset_name": "dataset",
     "dataset_train_split": "train_split",
-    "dataset_streaming": "streaming",
     "dataset_test_split": "eval_splits",
     "max_new_tokens": "response_length",
     "max_seq_length": "max_length",

@@ -14,7 +14,7 @@ from jaxppo.config.checks import (
     require_mapping,
     require_positive,
 )
-from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig, StreamingConfig
+from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import TRAINING_REWARD_FIELDS, RewardConfig
@@ -68,7 +68,6 @@ class SFTConfig:
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=200))
     data: DataConfig = field(default_factory=DataConfig)
-    stream: StreamingConfig = field(default_factory=StreamingConfig)
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(
             learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=50
@@ -192,19 +191,6 @@ class SFTConfig:
             require(
                 not (self.augmented or self._draws_rows), "max_length", requirement, self.max_length
             )
-        self.stream.check(self.data)
-        if self.stream.streaming:
-            require(
-                not self.augmented,
-                "augment",
-                "none with streaming, as names come from all rows",
-                self.augment,
-            )
-            fresh = self.model_path is None and self.tokenizer_path is None
-            requirement = (
-                "a folder or hub id with streaming and a fresh model, as words come from all rows"
-            )
-            require(not fresh, "tokenizer_path", requirement, self.tokenizer_path)
         if self.assistant_only_loss:
             # None passes: whether the tokenizer has a template is seen when it is loaded.
             use_chat_template = self.data.use_chat_template

@@ -13,7 +13,7 @@ from jaxppo.config.checks import (
     require_divisible,
     require_positive,
 )
-from jaxppo.config.data import CurriculumConfig, DataConfig, StreamingConfig
+from jaxppo.config.data import CurriculumConfig, DataConfig
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
 from jaxppo.config.reward import RewardConfig
@@ -56,7 +56,6 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     data: DataConfig = field(default_factory=lambda: DataConfig(train_split="rl"))
-    stream: StreamingConfig = field(default_factory=StreamingConfig)
     prompt_curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rl: RLConfig = field(default_factory=RLConfig)
@@ -128,25 +127,6 @@ class TrainConfig:
         )
         self.data.headline(self.headline_split)
         self._check_combinations()
-        self._check_streaming()
-
-    def _check_streaming(self) -> None:
-        """Refuse what needs all rows before the first update."""
-        self.stream.check(self.data)
-        if not self.stream.streaming:
-            return
-        episodes = self.total_episodes
-        require(
-            episodes is not None,
-            "total_episodes",
-            "a number with streaming, which has no length",
-            episodes,
-        )
-        curriculum = self.prompt_curriculum
-        requirement = "none with streaming, as rows are drawn from all of them"
-        require(curriculum.curriculum == "none", "curriculum", requirement, curriculum.curriculum)
-        prefixes = curriculum.reference_prefixes
-        require(prefixes == 0, "reference_prefixes", "0 with streaming", prefixes)
 
     def _check_combinations(self) -> None:
         rl = self.rl

@@ -21,7 +21,7 @@ from jaxppo.data.batches import (
 )
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
-from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum, with_plan_prefixes
+from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum
 from jaxppo.data.encoding import (
     EncodedRow,
     cut_prompts,
@@ -41,10 +41,8 @@ from jaxppo.data.rows import (
     make_splits,
     read_rows,
 )
-from jaxppo.data.step_rows import StepRows, StreamedPrompts, select_prompts, select_supervised
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
-from jaxppo.data.streaming import open_stream
 from jaxppo.data.tokens import decode, start_ids, token_ids
 from jaxppo.data.turns import Turn, encode_turns
 from jaxppo.data.word_level import word_tokenizer, words_of_dataset
@@ -62,8 +60,6 @@ __all__ = [
     "Row",
     "RowLimit",
     "Shuffled",
-    "StepRows",
-    "StreamedPrompts",
     "SuccessCurriculum",
     "SupervisedData",
     "Turn",
@@ -85,7 +81,6 @@ __all__ = [
     "make_chat_template",
     "make_curriculum",
     "make_splits",
-    "open_stream",
     "pad_left",
     "padded_size",
     "preferences",
@@ -94,13 +89,10 @@ __all__ = [
     "report_left_out",
     "right_padded",
     "row_order",
-    "select_prompts",
-    "select_supervised",
     "start_ids",
     "stop_table",
     "stream_of",
     "token_ids",
-    "with_plan_prefixes",
     "without_overlong",
     "word_tokenizer",
     "words_of_dataset",

@@ -10,11 +10,7 @@ import numpy as np
 
 from jaxppo.config import CurriculumConfig
 from jaxppo.data.batches import PromptData
-from jaxppo.data.chat_template import ChatTemplate
-from jaxppo.data.rows import Row, require_problem
-from jaxppo.data.step_rows import StreamedPrompts
-from jaxppo.errors import ConfigError
-from jaxppo.planning.datasets.plan_prefixes import plan_prefix_rows
+from jaxppo.data.rows import Row
 from jaxppo.types import Curriculum
 
 PRIOR = 2.0
@@ -236,40 +232,8 @@ class Shuffled:
         return None, {}
 
 
-def with_plan_prefixes(
-    rows: list[Row],
-    config: CurriculumConfig,
-    seed: int,
-    template: ChatTemplate,
-) -> list[Row]:
-    """Return the rows, each followed by `reference_prefixes` rows of `plan_prefix_row`, or all as they are.
-
-    Source: training from states near the end of a demonstration, C. Florensa et al. 2017, "Reverse curriculum
-    generation for reinforcement learning"; for language models Z. Xi et al. 2024, "Training large language models for
-    reasoning through reverse curriculum reinforcement learning". With `--curriculum success` the shortest rests of
-    plans come first; without it, all are mixed.
-
-    Raises:
-        ConfigError: the model has a chat template, by which a plan would begin in the user's turn.
-        DataError: rows that are not planning problems, or as for `plan_prefix_row`.
-    """
-    if config.reference_prefixes == 0:
-        return rows
-    if template.is_used:
-        raise ConfigError(
-            "reference_prefixes: expected 0 for a model with a chat template, or use_chat_template False, got "
-            f"{config.reference_prefixes}"
-        )
-    for row in rows:
-        require_problem(row, "reference_prefixes")
-    mixed = []
-    for row in rows:
-        mixed += [row, *plan_prefix_rows(row, config.reference_prefixes, seed)]
-    return mixed
-
-
 def make_curriculum(
-    config: CurriculumConfig, prompts: PromptData | StreamedPrompts, async_rollouts: bool
+    config: CurriculumConfig, prompts: PromptData, async_rollouts: bool
 ) -> SuccessCurriculum | Shuffled:
     """Make the curriculum of a run.
 
@@ -280,7 +244,6 @@ def make_curriculum(
     """
     if config.curriculum == "none":
         return Shuffled()
-    assert isinstance(prompts, PromptData)  # the settings refuse a curriculum of a streamed split
     return SuccessCurriculum(
         lengths=plan_lengths(prompts.rows),
         domains=domain_numbers(prompts.rows),

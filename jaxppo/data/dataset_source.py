@@ -59,8 +59,6 @@ def library_table(
     name: str,
     split: str,
     configuration: str | None,
-    *,
-    streaming: bool = False,
 ) -> Any:
     """Return a split as the `datasets` library has it: a folder in its format or in the hub's layout, or a hub id.
 
@@ -68,7 +66,6 @@ def library_table(
         name: folder or hub id.
         split: name of the split.
         configuration: which of several data sets of one hub repository.
-        streaming: as an `IterableDataset`, which reads rows when they are asked for.
 
     Raises:
         DataError: it cannot be opened.
@@ -86,13 +83,10 @@ def library_table(
         raise DataError(
             f"dataset_config: expected none for the saved data set {name}, got {configuration!r}"
         )
-    table: Any
     try:
         if not is_saved:
-            return datasets.load_dataset(name, configuration, split=split, streaming=streaming)
-        table = datasets.load_from_disk(name)[split]
-        # One shard for each file, so that a resumed stream opens the file where it goes on.
-        return table.to_iterable_dataset(len(table.cache_files)) if streaming else table
+            return datasets.load_dataset(name, configuration, split=split)
+        return datasets.load_from_disk(name)[split]
     except Exception as error:  # whatever the many readers and the hub raise
         if "Config name is missing" in str(error):
             names = ", ".join(datasets.get_dataset_config_names(name))

@@ -29,7 +29,6 @@ class FreshData:
         encode_step: from the number of a step to its rows; always the same for a step.
         pad_id: of the tokenizer.
         max_length: most tokens of a prompt and its completion; None where the model takes any number.
-        size_of: from the most tokens of a batch to the size of its arrays.
 
     Attributes:
         longest: tokens of the longest row of the first step; later ones may be longer.
@@ -41,12 +40,10 @@ class FreshData:
         encode_step: Callable[[int], Sequence[EncodedRow]],
         pad_id: int,
         max_length: int | None = None,
-        size_of: Callable[[int], int] = lambda longest: bucket(longest, SEQUENCE_BUCKET),
     ):
         self._encode_step = encode_step
         self._pad_id = pad_id
         self._max_length = max_length
-        self._size_of = size_of
         # No one knows the longest row of what is made later; the first step stands for all.
         self._first_rows = self._rows(0)
         lengths = [row.length for row in self._first_rows]
@@ -66,8 +63,10 @@ class FreshData:
                 f"train_split: expected rows of at most {self._max_length} tokens, which the model has positions for, "
                 f"got {longest} in step {step + 1}"
             )
-        completion_length = self._size_of(max(len(row.completion) for row in rows))
-        return packed(rows, self._size_of(longest), completion_length, self._pad_id)
+        longest_completion = max(len(row.completion) for row in rows)
+        length = bucket(longest, SEQUENCE_BUCKET)
+        completion_length = bucket(longest_completion, SEQUENCE_BUCKET)
+        return packed(rows, length, completion_length, self._pad_id)
 
     def longest_batch(self) -> Sequences:
         """Return the shapes of the sequences of the first step."""

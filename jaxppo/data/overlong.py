@@ -32,26 +32,6 @@ def within_limit(
     encoded: Sequence[EncodedRow],
     limit: RowLimit | None,
 ) -> LimitedRows:
-    """Cut rows to a limit, or leave them out; see `limited_rows`.
-
-    Raises:
-        DataError: as for `limited_rows`, or no row is left.
-    """
-    limited = limited_rows(rows, encoded, limit)
-    if limit is not None and not limited.rows:
-        shortest = min(ids.length for ids in encoded)
-        raise DataError(
-            f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {len(rows)} longer ones, "
-            f"the shortest with {shortest}"
-        )
-    return limited
-
-
-def limited_rows(
-    rows: Sequence[Row],
-    encoded: Sequence[EncodedRow],
-    limit: RowLimit | None,
-) -> LimitedRows:
     """Cut rows to a limit, or leave them out.
 
     A row that is cut keeps its beginning, as in TRL, and has no end of sequence; one of which nothing is left to be
@@ -63,7 +43,7 @@ def limited_rows(
         limit: most tokens; None for any number.
 
     Raises:
-        DataError: the first overlong row under `overlong: error`; the message names it.
+        DataError: the first overlong row under `overlong: error`; the message names it. Or no row is left.
     """
     if limit is None:
         return LimitedRows(list(encoded), 0, 0)
@@ -88,6 +68,12 @@ def limited_rows(
             has_loss = any(shorter.loss_mask)
         if limit.overlong == "cut" and has_loss:
             rows_within.append(shorter)
+    if not rows_within:
+        shortest = min(ids.length for ids in encoded)
+        raise DataError(
+            f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {len(rows)} longer ones, "
+            f"the shortest with {shortest}"
+        )
     return LimitedRows(rows_within, num_overlong, len(encoded) - len(rows_within))
 
 
@@ -112,30 +98,19 @@ def without_overlong(
     Raises:
         DataError: there is none.
     """
-    fitting = fitting_rows(tokenizer, rows, config, template)
-    if not fitting:
-        lengths = map(len, encode_prompts_of_any_length(tokenizer, rows, template))
-        raise DataError(
-            f"max_prompt_length: expected a prompt of at most {config.longest_prompt} tokens, got {len(rows)} "
-            f"longer ones, the shortest with {min(lengths)}"
-        )
-    return fitting
-
-
-def fitting_rows(
-    tokenizer: Any,
-    rows: Sequence[Row],
-    config: DataConfig,
-    template: ChatTemplate,
-) -> list[Row]:
-    """Return the rows whose prompts `filter_overlong_prompts` keeps, maybe none; without it all."""
     # Prompts that are cut have a length of their own, whatever they had before.
     if not config.filter_overlong_prompts or config.text_lengths is not None:
         return list(rows)
     max_length = config.longest_prompt
     assert max_length is not None  # the filter has a limit by default
     encoded = encode_prompts_of_any_length(tokenizer, rows, template)
-    return [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= max_length]
+    fitting = [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= max_length]
+    if not fitting:
+        raise DataError(
+            f"max_prompt_length: expected a prompt of at most {max_length} tokens, got {len(rows)} longer ones, the "
+            f"shortest with {min(map(len, encoded))}"
+        )
+    return fitting
 
 
 def report_left_out(

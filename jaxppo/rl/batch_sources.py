@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jaxppo.data import PromptData, Shuffled, StreamedPrompts, SuccessCurriculum
+from jaxppo.data import PromptData, Shuffled, SuccessCurriculum
 from jaxppo.parallel import processes
 from jaxppo.rl.learner import Learner
 from jaxppo.run import activity, preemption
@@ -90,7 +90,7 @@ class OnPolicy:
 
     learner: Learner
     reference: Params | None
-    prompts: PromptData | StreamedPrompts
+    prompts: PromptData
     finish_time: Callable[[Any], Future[float]]
 
     def next_batch(self, state: TrainState, host: HostState, step: int) -> Batch:

@@ -21,7 +21,7 @@ def print_plan(
     run: Run,
     learner: Learner,
     start: Start,
-    prompts: int | None,
+    prompts: int,
     prompt_length: int,
     evaluated: tuple[int, int] | None = None,
 ) -> None:
@@ -31,7 +31,7 @@ def print_plan(
         run: its view and folder.
         learner: its programs and settings.
         start: parameters, or their shapes.
-        prompts: rows of the data set; None: they are not known before.
+        prompts: rows of the data set.
         prompt_length: tokens of the longest prompt.
         evaluated: see `memory.budget`.
     """
@@ -52,7 +52,7 @@ def print_plan(
     console.print(
         f"run: {rl.algorithm.upper()} on {config.data.dataset}: {config.num_updates} updates of {config.batch_size} "
         f"completions{generations} = {config.num_updates * config.batch_size} episodes, "
-        f"{_passes(config.num_updates * config.num_prompts, prompts)}\n"
+        f"{config.num_updates * config.num_prompts / prompts:.2f} passes over {prompts} prompts\n"
         f"learning: {steps} optimizer steps ({rl.num_ppo_epochs} epochs x {rl.num_mini_batches} mini-batches of "
         f"{config.mini_batch_size} completions per update{micro}), old log-probabilities by {old}\n"
         f"size: at most {config.batch_size * tokens:,} tokens per update, {parameters:,} parameters in {config.dtype}, "
@@ -86,13 +86,6 @@ def print_plan(
         console.warn(warning)
     if rl.kl_coef == 0:
         console.print("kl_coef 0: no reference, and no KL is measured")
-
-
-def _passes(num_drawn: int, prompts: int | None) -> str:
-    """Say how often the prompts come; of prompts that are streamed this is not known."""
-    if prompts is None:
-        return f"{num_drawn} prompts as they are read"
-    return f"{num_drawn / prompts:.2f} passes over {prompts} prompts"
 
 
 def print_memory(console: Console, budget: memory.Budget, devices: Sequence[Any]) -> None:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxppo.config import LoopConfig
 from jaxppo.config.sources import flatten
@@ -29,18 +29,6 @@ class StepOutput(NamedTuple):
     watched: Any = None  # for `Steps.watch`
 
 
-class ResumableRows(Protocol):
-    """Rows that are read step by step, and go on where a checkpoint says."""
-
-    def state_dict(self, step: int) -> dict[str, Any]:
-        """Return what is kept in a checkpoint after `step` steps, as JSON."""
-        ...
-
-    def load_state_dict(self, step: int, state: dict[str, Any] | None) -> None:
-        """Go on after `step` steps; None: the checkpoint has no such state."""
-        ...
-
-
 class Steps(NamedTuple):
     """What the loop calls for each step of a run, and how the run is shown."""
 
@@ -63,8 +51,6 @@ class Steps(NamedTuple):
     # What a resumed run does with a restored state whose checkpoint was saved under other values of
     # these settings.
     change: Callable[[TrainState, Collection[str]], TrainState] = lambda state, names: state
-    # None: what a step learns from depends on nothing but its number
-    rows: ResumableRows | None = None
 
 
 class TrainingLoop:
@@ -115,11 +101,6 @@ class TrainingLoop:
             # of the run.
             processes.on_first(self._check_settings)
             state = steps.change(state, self._changed())
-            if steps.rows is not None:
-                rows = processes.on_first(
-                    lambda: self._checkpoints.read_meta(self.start).get("rows")
-                )
-                steps.rows.load_state_dict(self.start, rows)
         run.keep_settings()
         if host.prefetched is not None:
             host = host._replace(prefetched=self._place(host.prefetched))
@@ -269,10 +250,7 @@ class TrainingLoop:
     def _save(self, num_done: int, state: TrainState) -> None:
         # Before the checkpoint: a resumed run logs no step again that the checkpoint has.
         self._run.trackers.flush()
-        meta = self._meta(self._record)
-        if self._steps.rows is not None:
-            meta["rows"] = self._steps.rows.state_dict(num_done)
-        self._checkpoints.save(num_done, state, meta, self._host)
+        self._checkpoints.save(num_done, state, self._meta(self._record), self._host)
         self._saved = num_done
 
     def _meta(self, record: dict[str, Any]) -> dict[str, Any]:

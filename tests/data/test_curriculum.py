@@ -5,12 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxppo import data
-from jaxppo.config import CurriculumConfig, DataConfig
 from jaxppo.data import PromptData, SuccessCurriculum
 from jaxppo.data.curriculum import domain_numbers, plan_lengths
-from jaxppo.errors import ConfigError, DataError
-from jaxppo.planning.datasets.plan_prefixes import plan_prefix_rows
 from jaxppo.types import Curriculum
 from tests.run.states import assert_equal_bits
 
@@ -217,24 +213,3 @@ def test_a_drawn_batch_holds_the_rows_of_its_numbers(rows, tokenizer):
     assert batch.prompt_texts == [rows[i]["prompt"] for i in (3, 3, 0, 9)]
     for ids, mask, encoded in zip(*batch.prompts, batch.columns["prompt_ids"], strict=True):
         assert ids[mask].tolist() == encoded
-
-
-def test_begun_plans_follow_their_rows_and_come_first_by_length(rows, tokenizer):
-    template = data.make_chat_template(tokenizer, DataConfig())
-    assert data.with_plan_prefixes(rows, CurriculumConfig(), 0, template) is rows
-    more = data.with_plan_prefixes(rows, CurriculumConfig(reference_prefixes=2), 3, template)
-    assert more == [one for row in rows for one in (row, *plan_prefix_rows(row, 2, 3))] and len(more) > 2 * len(rows)
-    curriculum = data.make_curriculum(
-        CurriculumConfig(curriculum="success"), PromptData(more, tokenizer, G, 0, 512), async_rollouts=False
-    )
-    shortest = min(row["plan_length"] for row in more)
-    first = [more[row] for row in curriculum.start().rows]
-    assert {row["plan_length"] for row in first} == {shortest} and all("-begun-" in row["id"] for row in first)
-
-
-def test_begun_plans_need_planning_problems_and_no_chat_template(rows, tokenizer):
-    template, config = data.make_chat_template(tokenizer, DataConfig()), CurriculumConfig(reference_prefixes=1)
-    with pytest.raises(DataError, match=r"reference_prefixes.*\ba\b"):
-        data.with_plan_prefixes([{"id": "a", "prompt": "Say it."}], config, 0, template)
-    with pytest.raises(ConfigError, match="reference_prefixes"):
-        data.with_plan_prefixes(rows, config, 0, template._replace(is_used=True))

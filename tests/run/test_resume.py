@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 
 import jax
@@ -14,16 +13,13 @@ from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError
 from jaxppo.evaluate import evaluator
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
 from tests.commands import comparable, run_code, run_command
 from tests.event_files import read_events, shown_by_tensorboard
-from tests.one_layer import ONE_LAYER
 from tests.run.states import assert_equal_bits, make_state, no_warning, restored
 from tests.run.struck import TINY, UPDATES, run_struck
-from tests.small_runs import ASYNC, SAVED, assert_same_run, carry_out, cut_back, samples_of
 
 
 def steps_of(folder):
@@ -150,28 +146,9 @@ def test_supervised_training_that_is_stopped_in_a_step_and_in_its_evaluation_equ
     assert json.loads((whole / "eval.json").read_text())["test"]["rows"] == 4
 
 
-@pytest.fixture
-def text_folder(tmp_path):
-    """A data set of 40 rows to learn from, and what makes a run stream them; some are too long."""
-    rows = [
-        {"id": f"r{i}", "prompt": "on a b " * (1 + i % 4), "completion": "clear a " * (1 + i % 5)} for i in range(40)
-    ]
-    (tmp_path / "rows").mkdir()
-    for split, of_split in (("train", rows), ("test", rows[:2])):
-        write_jsonl(of_split, tmp_path / "rows" / f"{split}.jsonl")
-    return {"dataset": str(tmp_path / "rows"), "train_split": "train", "streaming": True, "shuffle_buffer_size": 9}
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("streamed", [False, True])
-def test_rows_of_a_stream_are_the_same_after_a_resume(tmp_path, monkeypatch, text_folder, streamed):
+def test_rows_of_a_stream_are_the_same_after_a_resume(tmp_path, monkeypatch):
     changes = {"dataset": "stream:blocksworld,ferry", "stream_rows": ("test=2",)}
-    if streamed:
-        changes = text_folder | {
-            "tokenizer_path": ONE_LAYER,
-            "reward_funcs": ("tests.reward_servers:length",),
-            "max_length": 20,
-        }
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     sft.sft(sft_config(whole, **changes))
     run_sft(folder, monkeypatch, data.FreshData, "batch", lambda _, step: step == 2, **changes)
@@ -179,23 +156,6 @@ def test_rows_of_a_stream_are_the_same_after_a_resume(tmp_path, monkeypatch, tex
     sft.sft(sft_config(folder, resume=True, **changes))
     assert comparable(folder) == comparable(whole)
     weights = [(path / "policy" / "model.safetensors").read_bytes() for path in (whole, folder)]
-    assert weights[0] == weights[1]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("more", [[], ASYNC])
-def test_prompts_that_are_streamed_are_the_same_after_a_resume(tmp_path, text_folder, more):
-    flags = [f"--{name}={value}" for name, value in text_folder.items()] + ["--eval_splits"]
-    flags += ["--reward_funcs", "tests.reward_servers:length", "--total_episodes", 64, *SAVED, *more]
-    flags += ["--filter_overlong_prompts=True", "--max_prompt_length=10"]
-    whole = carry_out(tmp_path / "whole", *flags)
-    ids = [[row["id"] for row in rows] for rows in samples_of(whole)]
-    assert len({name for rows in ids[:1] for name in rows}) == len(ids[0]) and ids[0] != ids[2]
-    stopped = cut_back(shutil.copytree(whole, tmp_path / "stopped"), 2)
-    shutil.rmtree(stopped / "policy")
-    carry_out(stopped, *flags, "--resume")
-    assert_same_run(stopped, whole)
-    weights = [(folder / "policy" / "model.safetensors").read_bytes() for folder in (whole, stopped)]
     assert weights[0] == weights[1]
 
 

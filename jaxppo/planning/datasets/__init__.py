@@ -9,7 +9,6 @@ __all__ = [
     "files",
     "folder",
     "inspect",
-    "plan_prefixes",
     "renamed_rows",
     "repair",
     "rows",

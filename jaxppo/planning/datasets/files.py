@@ -150,23 +150,6 @@ def read_split(
     return _checked_rows(_rows_of_file(path), columns, convert)
 
 
-def iterate_split(folder: Path | str, split: str, first: int = 0) -> Iterator[tuple[Row, str]]:
-    """Yield the rows of a split as `read_split` reads them, each with what names it in errors, and hold one at a time.
-
-    Args:
-        folder: of the data set.
-        split: its name.
-        first: number of the row to begin with; those before it are not parsed, as far as the format allows.
-
-    Raises:
-        DataError: as for `read_split`; or the file is one JSON list, which has to be read as a whole.
-    """
-    path = _split_path(Path(folder), split)
-    if path.suffix == ".json" and _is_list(path):
-        raise DataError(f"streaming: expected one JSON object a line, got a list of them in {path}")
-    return _rows_of_file(path, first)
-
-
 def _split_path(folder: Path, split: str) -> Path:
     """Return the file that a split is read from, with a warning where others of its name are not read."""
     paths = [folder / f"{split}{ending}" for ending in SPLIT_ENDINGS]
@@ -184,7 +167,7 @@ def _split_path(folder: Path, split: str) -> Path:
     return existing[0]
 
 
-def _rows_of_file(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
+def _rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
     # Every reader raises what it finds wrong as a `DataError` that names the file.
     readers = {
         ".jsonl": _jsonl_rows,
@@ -192,7 +175,7 @@ def _rows_of_file(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
         ".json": _json_rows,
         ".csv": _csv_rows,
     }
-    return readers[path.suffix](path, first)
+    return readers[path.suffix](path)
 
 
 def _contents(folder: Path) -> str:
@@ -215,9 +198,9 @@ def _is_list(path: Path) -> bool:
         return next((line.lstrip() for line in file if line.strip()), "").startswith("[")
 
 
-def _json_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
+def _json_rows(path: Path) -> Iterator[tuple[Row, str]]:
     if not _is_list(path):
-        yield from _jsonl_rows(path, first)
+        yield from _jsonl_rows(path)
         return
     try:
         rows = parse_json(read_text(path))
@@ -225,12 +208,12 @@ def _json_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
         raise DataError(
             f"{path}: expected a list of JSON objects, or one a line, got {error}"
         ) from error
-    for number, row in enumerate(rows[first:], first + 1):
+    for number, row in enumerate(rows, 1):
         location = f"{path}, row {number}"
         yield _object(row, location), location
 
 
-def _csv_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
+def _csv_rows(path: Path) -> Iterator[tuple[Row, str]]:
     csv.field_size_limit(_LARGEST_CELL)
     with _opened(path) as file:
         reader = csv.DictReader(file, strict=True)
@@ -238,7 +221,7 @@ def _csv_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
             names = reader.fieldnames or ()
             if len(set(names)) < len(names):
                 raise DataError(f"{path}:1: expected each column once, got {', '.join(names)}")
-            for row in itertools.islice(reader, first, None):
+            for row in reader:
                 location = f"{path}:{reader.line_num}"
                 # The reader has None for the name of cells that are too many, and for the text of
                 # missing ones.
@@ -274,11 +257,12 @@ def _checked_rows(
     return rows
 
 
-def _jsonl_rows(path: Path, first: int = 0) -> Iterator[tuple[Row, str]]:
+def _jsonl_rows(path: Path) -> Iterator[tuple[Row, str]]:
     with _opened(path) as file:
-        # Empty lines are no rows, but count as lines.
-        numbered_lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        for number, line in itertools.islice(numbered_lines, first, None):
+        for number, line in enumerate(file, 1):
+            # Empty lines are no rows, but count as lines.
+            if not line.strip():
+                continue
             location = f"{path}:{number}"
             try:
                 row = parse_json(line)
@@ -355,7 +339,7 @@ def write_parquet(
     write_atomically(path, buffer.getvalue())
 
 
-def _parquet_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
+def _parquet_rows(path: Path) -> Iterator[tuple[Row, str]]:
     """Yield the rows of a file, group after group, or of a folder of parts, as Spark writes it."""
     import pyarrow as pa
     import pyarrow.parquet
@@ -373,39 +357,19 @@ def _parquet_rows(path: Path, first: int) -> Iterator[tuple[Row, str]]:
                 default_fragment_scan_options=scan_options
             )
             parts = pyarrow.dataset.dataset(path, format=file_format, partitioning="hive")
-            # Little readahead, since rows are held one batch at a time.
-            batches = parts.to_batches(
-                batch_size=_BATCH_SIZE, batch_readahead=1, fragment_readahead=1
-            )
-            yield from _rows_of_batches(batches, path, 0, first)
+            yield from _rows_of_batches(parts.to_batches(batch_size=_BATCH_SIZE), path)
         else:
             # `read_table` would import pandas.
             with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-                # Whole groups in front of the first row are not even read.
-                begin = 0
-                groups = []
-                for group in range(file.num_row_groups):
-                    group_rows = file.metadata.row_group(group).num_rows
-                    if not groups and begin + group_rows <= first:
-                        begin += group_rows
-                    else:
-                        groups.append(group)
-                batches = file.iter_batches(_BATCH_SIZE, row_groups=groups)
-                yield from _rows_of_batches(batches, path, begin, first)
+                yield from _rows_of_batches(file.iter_batches(_BATCH_SIZE), path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
 
 
-def _rows_of_batches(
-    batches: Iterable[Any], path: Path, begin: int, first: int
-) -> Iterator[tuple[Row, str]]:
-    """Yield the rows from `first` on of record batches that begin at row `begin`."""
-    # Batches need not begin where rows are wanted: the first one that holds such a row is sliced.
-    for batch in batches:
-        skipped = min(max(first - begin, 0), batch.num_rows)
-        for number, row in enumerate(batch.slice(skipped).to_pylist(), begin + skipped + 1):
-            yield row, f"{path}:{number}"
-        begin += batch.num_rows
+def _rows_of_batches(batches: Iterable[Any], path: Path) -> Iterator[tuple[Row, str]]:
+    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+    for number, row in enumerate(rows, 1):
+        yield row, f"{path}:{number}"
 
 
 def features_of(rows: Sequence[Row]) -> dict[str, Any]:
