@@ -91,33 +91,30 @@ def ppo_loop(
             int(order[i % len(rows)]) for i in range(step * batch_size, (step + 1) * batch_size)
         ]
 
-        # 1. Sample. Prompts are padded on the left, so that all completions start in the same
-        # column.
+        # 1. Sample. Prompts are padded on the left, so that all completions start in one column.
         batch = jaxppo.pad_left([prompts[i] for i in chosen], longest, tokenizer.pad_token_id)
         rollout = ppo.generate(state, batch, step)
 
         # 2. Score. The reference's log-probabilities and the values of every token, in one pass
-        # over sequences that are
-        #    packed to the right length. The call returns at once: the device works while the host looks at the plans.
+        #    over sequences that are packed to the right length. The call returns at once: the
+        #    device works while the host looks at the plans.
         sequences = ppo.pack(batch, rollout)
         scored = ppo.score(state, reference, sequences, rollout)
 
-        # 3. Reward, on the host: any Python will do, as nothing of it is compiled or
-        # differentiated.
+        # 3. Reward, on the host: any Python will do, as nothing of it is compiled or differentiated.
         ids, mask = np.asarray(rollout.completion_ids), np.asarray(rollout.completion_mask)
         completions = jaxppo.decode(tokenizer, ids, mask, ppo.end_ids)
         judged = [plan_reward(text, rows[i]) for text, i in zip(completions, chosen, strict=True)]
         scores = [reward for reward, _ in judged]
 
         # 4. Estimate advantages. The score comes with the last token and a KL penalty with each;
-        # GAE compares what came
-        #    with what the value model had expected.
+        #    GAE compares what came with what the value model had expected.
         state, trajectories, stats = ppo.make_trajectories(
             state, scored, rollout, sequences, scores
         )
 
-        # 5. Learn: all epochs and mini-batches in one compiled program, which takes over the memory
-        # of the old state.
+        # 5. Learn: all epochs and mini-batches in one compiled program, which takes over the
+        #    memory of the old state.
         state, update_stats = ppo.update(state, trajectories, step)
 
         stats = jax.device_get(stats | update_stats)  # what metrics.jsonl of a run would hold

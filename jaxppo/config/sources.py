@@ -452,19 +452,18 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
 
 # How a value finds its way, for `train --preset tiny --config my.yaml --beta 0.1 --resume False`:
 # 1. The arguments are brought into one form: `~` becomes the home folder, `--beta` the setting that
-# it is another name
-#    of (`--kl_coef`), `--resume False` the switch `--no_resume` that tyro has.
+#    it is another name of (`--kl_coef`), `--resume False` the switch `--no_resume` that tyro has.
 # 2. All that lies below the flags becomes one flat dictionary: `tiny`, the presets it names itself,
-# and my.yaml over
-#    them (`_file_values`). Names in files are checked here: tyro sees them only as if they were flags.
+#    and my.yaml over them (`_file_values`). Names in files are checked here: tyro sees them only as
+#    if they were flags.
 # 3. Two rules go beyond "the last one counts", wherever one source is laid over another (`_merge`):
-# a number of epochs
-#    drops the total_episodes of a lower source, and settings of KEY=VALUE words are changed key by key.
+#    a number of epochs drops the total_episodes of a lower source, and settings of KEY=VALUE words
+#    are changed key by key.
 # 4. The dictionary is written as words of a command line and put before the flags (`_parse`), so
-# that files and flags
-#    are read by the same code, as the types of the same fields, and one run of tyro decides.
+#    that files and flags are read by the same code, as the types of the same fields, and one run of
+#    tyro decides.
 # 5. The flat values go into the nested groups (`_rebuild`), each of which checks itself in
-# `__post_init__`.
+#    `__post_init__`.
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
     """Read the configuration of a command from its arguments; `--help` and `--help_all` print and exit.
 
