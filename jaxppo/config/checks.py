@@ -24,6 +24,15 @@ def require(condition: bool, name: str, requirement: str, value: object) -> None
         raise ConfigError(f"{name}: expected {requirement}, got {value!r}")
 
 
+def require_default(config: Any, name: str, where: str) -> None:
+    """Raise a `ConfigError` unless the named field has its default; `where` says in which case it must."""
+    default = type(config).__dataclass_fields__[name].default
+    value = getattr(config, name)
+    expected = " ".join(default) if isinstance(default, tuple) else default
+    expected = "none" if expected in (None, "") else expected
+    require(value == default, name, f"{expected} {where}", value)
+
+
 def require_positive(config: object, *names: str) -> None:
     """Raise a `ConfigError` unless every named field is above 0."""
     for name in names:

@@ -13,6 +13,7 @@ from jaxppo.config.checks import (
     Validator,
     python_only,
     require,
+    require_default,
     require_finite,
     require_positive,
 )
@@ -43,16 +44,8 @@ class RepairConfig:
         if self.repair_temperature is not None:
             require_finite(self, "repair_temperature")
         if self.repair_rounds == 0:
-            require(
-                self.repair_with == "reason",
-                "repair_with",
-                "reason without repair_rounds",
-                self.repair_with,
-            )
-            temperature = self.repair_temperature
-            require(
-                temperature is None, "repair_temperature", "None without repair_rounds", temperature
-            )
+            require_default(self, "repair_with", "without repair_rounds")
+            require_default(self, "repair_temperature", "without repair_rounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +128,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "response_length", "num_samples")
-        sampling = self.sampling  # which checks its values
+        _ = self.sampling  # which checks its values
         self._check_sources()
         splits = self.data.eval_splits
         require(len(splits) > 0, "eval_splits", "at least one split", splits)
@@ -146,25 +139,13 @@ class EvaluateConfig:
             not reserved, "eval_splits", "other names than comparison and compared_with", reserved
         )
         if self.decoder != "plain":
-            require(self.plans is None, "decoder", "plain without a model", self.decoder)
-            greedy = self.num_samples == 1 and self.evaluation.eval_temperature == 0.0
-            require(
-                greedy,
-                "decoder",
-                "plain with num_samples or eval_temperature: others are greedy",
-                self.decoder,
-            )
-            functions = self.reward.reward_funcs
-            require(
-                functions == ("plan",),
-                "decoder",
-                f"plain with reward_funcs {' '.join(functions)}",
-                self.decoder,
-            )
-            is_default = not sampling.stop_strings and sampling.repetition_penalty == 1.0
-            require(
-                is_default, "decoder", "plain with stop_strings or repetition_penalty", self.decoder
-            )
+            where = f"with decoder {self.decoder}"
+            require_default(self, "plans", where)
+            require_default(self, "num_samples", f"{where}, which is greedy")
+            require_default(self.evaluation, "eval_temperature", f"{where}, which is greedy")
+            require_default(self.reward, "reward_funcs", where)
+            require_default(self, "stop_strings", where)
+            require_default(self, "repetition_penalty", where)
         if self.repair.repair_rounds:
             self._check_repair()
         if self.num_samples > 1:
@@ -185,18 +166,9 @@ class EvaluateConfig:
         )
 
     def _check_repair(self) -> None:
-        rounds = self.repair.repair_rounds
-        functions = self.reward.reward_funcs
-        require(self.plans is None, "repair_rounds", "0 without a model", rounds)
-        require(self.compare_with is None, "repair_rounds", "0 with compare_with", rounds)
-        require(self.decoder == "plain", "repair_rounds", f"0 with decoder {self.decoder}", rounds)
-        require(self.num_samples == 1, "repair_rounds", "0 with num_samples above 1", rounds)
-        require(
-            functions == ("plan",),
-            "repair_rounds",
-            f"0 with reward_funcs {' '.join(functions)}",
-            rounds,
-        )
+        for name in ("plans", "compare_with", "decoder", "num_samples"):
+            require_default(self, name, "with repair_rounds")
+        require_default(self.reward, "reward_funcs", "with repair_rounds")
         temperature = self.repair.repair_temperature
         if temperature is None:
             temperature = self.evaluation.eval_temperature
@@ -223,51 +195,25 @@ class EvaluateConfig:
         reads_plans = self.plans is not None or bool(files)
         compares = self.compare_with is not None
         if reads_plans or compares:
-            functions = self.reward.reward_funcs
-            require(
-                functions == ("plan",),
-                "reward_funcs",
-                "plan alone with plans or compare_with",
-                functions,
-            )
+            require_default(self.reward, "reward_funcs", "with plans or compare_with")
         self._check_answers()
-        allowed = self.allow_unmatched_plans
-        require(
-            reads_plans or not allowed,
-            "allow_unmatched_plans",
-            "False without a file of plans",
-            allowed,
-        )
-        label = self.compare_label
-        require(compares or label is None, "compare_label", "None without compare_with", label)
-        has_models = self.plans is None or (compares and not files)
-        require(
-            self.num_samples == 1 or has_models,
-            "num_samples",
-            "1 without a model",
-            self.num_samples,
-        )
+        if not reads_plans:
+            require_default(self, "allow_unmatched_plans", "without a file of plans")
+        if not compares:
+            require_default(self, "compare_label", "without compare_with")
+        if self.plans is not None and (files or not compares):
+            require_default(self, "num_samples", "without a model")
 
     def _check_answers(self) -> None:
         if self.judges_answers:
-            require(
-                self.compare_with is None,
-                "compare_with",
-                "none with files of answers",
-                self.compare_with,
-            )
-            allowed = self.allow_unmatched_plans
-            require(not allowed, "allow_unmatched_plans", "False with files of answers", allowed)
-            rows = self.evaluation.eval_rows
-            require(
-                rows is None, "eval_rows", "none with files of answers, which are all judged", rows
-            )
+            require_default(self, "compare_with", "with files of answers")
+            require_default(self, "allow_unmatched_plans", "with files of answers")
+            where = "with files of answers, which are all judged"
+            require_default(self.evaluation, "eval_rows", where)
             return
         for name in ("pddl_dir", "columns"):
-            require(getattr(self, name) is None, name, "None without plans", getattr(self, name))
-        require(
-            self.extract == "strict", "extract", "strict without pddl_dir or columns", self.extract
-        )
+            require_default(self, name, "without plans")
+        require_default(self, "extract", "without pddl_dir or columns")
 
     @property
     def judges_answers(self) -> bool:

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxppo.config.checks import JsonMapping, require, require_mapping, require_positive
+from jaxppo.config.checks import (
+    JsonMapping,
+    require,
+    require_default,
+    require_mapping,
+    require_positive,
+)
 
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
@@ -131,8 +137,8 @@ class DataConfig:
             require(
                 not self.use_chat_template, "use_chat_template", requirement, self.use_chat_template
             )
-            requirement = "0 with input_max_text_length: text to be continued has no examples"
-            require(self.n_shots == 0, "n_shots", requirement, self.n_shots)
+            where = "with input_max_text_length: text to be continued has no examples"
+            require_default(self, "n_shots", where)
         # From here on the fields hold every part, also those left to the defaults, and config.yaml
         # has them all.
         for name, defaults in DEFAULT_PARTS.items():
@@ -160,20 +166,10 @@ class DataConfig:
                 default = merge_parts(name, DEFAULT_PARTS[name], ())
                 require(value == default, name, "nothing unless dataset is a stream", value)
         else:
-            requirement = "False with a stream, whose prompts are not known before"
-            require(not self.filter_overlong_prompts, "filter_overlong_prompts", requirement, True)
-            require(
-                self.n_shots == 0,
-                "n_shots",
-                "0 with a stream, whose split train is endless",
-                self.n_shots,
-            )
-            require(
-                self.dataset_config is None,
-                "dataset_config",
-                "none with a stream",
-                self.dataset_config,
-            )
+            where = "with a stream, whose prompts are not known before"
+            require_default(self, "filter_overlong_prompts", where)
+            require_default(self, "n_shots", "with a stream, whose split train is endless")
+            require_default(self, "dataset_config", "with a stream")
 
     def part(self, name: str, key: str) -> str | None:
         """Return the value of a split or domain in `sizes`, `stream_lengths` or `stream_rows`; None without one."""
@@ -270,9 +266,7 @@ class CurriculumConfig:
         require(fits, "curriculum_threshold", "a number in (0, 1]", self.curriculum_threshold)
         if self.curriculum == "none":
             for spec in dataclasses.fields(self):
-                value = getattr(self, spec.name)
-                fits = value == spec.default or not spec.name.startswith("curriculum_")
-                require(fits, spec.name, f"{spec.default} with curriculum none", value)
+                require_default(self, spec.name, "with curriculum none")
 
 
 def as_list(value: Any) -> list[Any]:

@@ -1,6 +1,5 @@
 """The algorithm and its coefficients."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ from jaxppo.config.checks import (
     python_only,
     require,
     require_choice,
+    require_default,
     require_finite,
     require_fraction,
     require_positive,
@@ -167,10 +167,8 @@ class RLConfig:
         require(
             self.group_size >= min_generations, "num_generations", requirement, self.num_generations
         )
-        defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         for name in self.spec.unused:
-            value = getattr(self, name)
-            require(value == defaults[name], name, f"{defaults[name]} {with_algorithm}", value)
+            require_default(self, name, with_algorithm)
         # CISPO caps the ratio, which is a weight without a gradient: the cap has no default, and
         # there is no clip.
         if self.mean_of_losses == "cispo":
@@ -178,7 +176,7 @@ class RLConfig:
             require(
                 self.cliprange_high is not None, "cliprange_high", requirement, self.cliprange_high
             )
-            require(self.delta is None, "delta", "None with loss_type cispo", self.delta)
+            require_default(self, "delta", "with loss_type cispo")
         if self.delta is not None:
             high = 1 + (self.cliprange_high or self.cliprange)
             require(

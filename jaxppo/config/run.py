@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxppo.config.checks import require, require_positive
+from jaxppo.config.checks import require, require_default, require_positive
 from jaxppo.errors import ConfigError
 
 _PROCESS = re.compile(r"(?P<address>[^,]+:\d+)(,(?P<number>\d+)/(?P<count>\d+))?")
@@ -78,7 +78,7 @@ class RunConfig:
                 self.output_dir is not None, "resume", "--output_dir with the run to continue", None
             )
         else:
-            require(not self.allow_changes, "allow_changes", "--resume with it", self.allow_changes)
+            require_default(self, "allow_changes", "without --resume")
 
     @property
     def is_distributed(self) -> bool:

@@ -9,6 +9,7 @@ from jaxppo.config.checks import (
     JsonMapping,
     python_only,
     require,
+    require_default,
     require_divisible,
     require_finite,
     require_mapping,
@@ -155,8 +156,7 @@ class SFTConfig:
         require_divisible(
             "num_attention_heads", self.num_attention_heads, "num_key_value_heads", shared
         )
-        rate = self.optimizer.value_learning_rate
-        require(rate is None, "value_learning_rate", "None: sft has no value model", rate)
+        require_default(self.optimizer, "value_learning_rate", "as sft has no value model")
         self._check_rows()
         if self.peft.use_peft:
             require(
@@ -166,31 +166,18 @@ class SFTConfig:
                 None,
             )
         if self.model_path is not None:
-            tokenizer = self.tokenizer_path
-            require(
-                tokenizer is None,
-                "tokenizer_path",
-                "None with model_path, which has a tokenizer",
-                tokenizer,
-            )
-        max_text_length = self.data.input_max_text_length
-        require(
-            max_text_length is None,
-            "input_max_text_length",
-            "None: sft learns whole rows",
-            max_text_length,
-        )
+            require_default(self, "tokenizer_path", "with model_path, which has a tokenizer")
+        require_default(self.data, "input_max_text_length", "as sft learns whole rows")
 
     def _check_rows(self) -> None:
         """Check what is learned of each row."""
         if self.max_length is None:
-            require(self.overlong == "cut", "overlong", "cut without max_length", self.overlong)
+            require_default(self, "overlong", "without max_length")
         else:
             require_positive(self, "max_length")
-            requirement = "None with augment or an endless stream, whose rows are not known before"
-            require(
-                not (self.augmented or self._draws_rows), "max_length", requirement, self.max_length
-            )
+            if self.augmented or self._draws_rows:
+                where = "with augment or an endless stream, whose rows are not known before"
+                require_default(self, "max_length", where)
         if self.assistant_only_loss:
             # None passes: whether the tokenizer has a template is seen when it is loaded.
             use_chat_template = self.data.use_chat_template
@@ -198,8 +185,8 @@ class SFTConfig:
             require(
                 use_chat_template is not False, "use_chat_template", requirement, use_chat_template
             )
-            requirement = "0 with assistant_only_loss, which would learn the examples"
-            require(self.data.n_shots == 0, "n_shots", requirement, self.data.n_shots)
+            where = "with assistant_only_loss, which would learn the examples"
+            require_default(self.data, "n_shots", where)
 
     def with_best_metric(self) -> "SFTConfig":
         """Return this configuration with the metric filled in by which the best checkpoint is chosen."""
@@ -325,14 +312,8 @@ class RewardModelConfig:
         if self.center_rewards_coefficient is not None:
             require_finite(self, "center_rewards_coefficient")
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
-        rate = self.optimizer.value_learning_rate
-        require(
-            rate is None, "value_learning_rate", "None: a reward model has no value model", rate
-        )
-        lora_path = self.peft.lora_path
-        require(
-            lora_path is None, "lora_path", "None: a reward model's adapter is fresh", lora_path
-        )
+        require_default(self.optimizer, "value_learning_rate", "as there is no value model")
+        require_default(self.peft, "lora_path", "as a reward model's adapter is fresh")
         if self.peft.use_peft:
             require(
                 self.model_path is not None,

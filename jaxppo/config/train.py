@@ -10,6 +10,7 @@ from jaxppo.config.checks import (
     Validator,
     python_only,
     require,
+    require_default,
     require_divisible,
     require_positive,
 )
@@ -132,18 +133,8 @@ class TrainConfig:
         rl = self.rl
         with_algorithm = f"with algorithm {rl.algorithm}"
         if not rl.spec.needs_values:
-            require(
-                self.value_model_path is None,
-                "value_model_path",
-                f"None {with_algorithm}",
-                self.value_model_path,
-            )
-            require(
-                self.value_model == "separate",
-                "value_model",
-                f"no such setting {with_algorithm}",
-                "shared",
-            )
+            require_default(self, "value_model_path", with_algorithm)
+            require_default(self, "value_model", with_algorithm)
         # The sampler's log-probabilities are of the truncated distribution, see `logprobs`.
         if rl.ratio_level != "token" and self.sampling.truncates:
             requirement = (
@@ -165,9 +156,7 @@ class TrainConfig:
                 "stop_token none" if self.sampling.stop_token == "none" else "output_min_length"
             )
             for name in ("missing_eos_penalty", "mask_truncated_completions"):
-                value = getattr(rl, name)
-                off = "None" if name == "missing_eos_penalty" else "False"
-                require(not value, name, f"{off} with {no_end}, which cuts completions", value)
+                require_default(rl, name, f"with {no_end}, which cuts completions")
 
     @property
     def logprobs(self) -> str:
