@@ -24,6 +24,8 @@ def export(config: ExportConfig) -> Path:
     console, run = Console(config.quiet), Path(config.run_dir or "")
     activity.show_on(console)
     repo_id = hub.destination(config.hub, run) if config.hub.push_to_hub else None
+    # Nothing is computed for a push of what the run has written: its folders are what was
+    # evaluated.
     as_they_are = (
         repo_id is not None
         and not config.has_export_options
@@ -50,6 +52,7 @@ def _write(config: ExportConfig, run: Path, console: Console) -> Path:
     frozen = None if meta["models"]["adapter"] is None else frozen_weights(meta["models"], params)
     folder = Path(config.output_dir or run / "exports" / str(step))
     console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
+    # Before anything is written: a folder of other models would be left half old and half new.
     check_left_over(folder, meta["models"], params)
     if config.dry_run:
         return folder

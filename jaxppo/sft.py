@@ -69,6 +69,9 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
+    # A fresh model is a plain one: as many heads of keys and values as of queries, and all of a
+    # head
+    # rotates.
     options = {"num_key_value_heads": config.num_attention_heads, "rotary_pct": 1.0} | (
         config.model_kwargs or {}
     )
@@ -233,6 +236,7 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
         console: for the lines that say what was read.
     """
     registry.check(config.reward)
+    # An endless split is drawn step by step, and never made as a whole.
     train_splits = [] if _is_endless(config) else [config.data.train_split]
     data.make_splits(config.data, [*train_splits, *config.data.eval_splits])
     start = start_model(config, parallel.placement)

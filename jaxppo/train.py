@@ -148,6 +148,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
         parallel: devices that parameters are read into.
         console: for the lines that say what was read.
     """
+    # A reward that cannot be made, or a validator that is not installed, is the cheapest to find.
     registry.check(config.reward, config.validator)
     validator = config.reward.reads_pddl_for(config.validator)
     # Rows first, then models: what is wrong with a data set is said at once.
@@ -158,8 +159,10 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
+    # After the model: only its tokenizer and its chat template know how long a prompt is.
     fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
     data.report_left_out(console.print, config.data, {split: len(rows) - len(fitting)})
+    # The length of the run, and with it the learning-rate schedule, counts the rows that are left.
     config = config.with_episodes(len(fitting))
     prompts = data.PromptData(
         fitting,
@@ -200,6 +203,8 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     )
     config.loop.check_evaluated(evaluator.metric_names)
     data.report_left_out(console.print, config.data, evaluator.left_out)
+    # Shapes alone: the parameters are put on the devices later, once nothing can be refused any
+    # more.
     shapes = jax.eval_shape(
         lambda *start: learner.models_of(learner.init_state(*start)), *inputs.start
     )
@@ -269,6 +274,7 @@ def train(config: TrainConfig) -> Path:
         _compile_for_target(run)
         return run.folder
     setup, start = set_up(run)
+    # What an evaluation decodes at once is part of the plan, as it may need more than an update.
     evaluated = setup.evaluator.rows_and_length
     print_plan(
         run, setup.learner, start, setup.prompts.num_rows, setup.prompts.prompt_length, evaluated
@@ -298,6 +304,7 @@ def _carry_out(
     config = setup.config
     evals = run.evals
     evals["headline_split"] = config.data.headline(config.headline_split)
+    # A resumed run has it already: its model is no longer the one that was evaluated.
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
@@ -305,6 +312,7 @@ def _carry_out(
     if processes.is_first():
         write_tokenizer(run.folder, setup.tokenizer)
     run.console.stage(config.rl.algorithm.upper())
+    # The block ends threads that sample ahead, also where an update fails.
     with setup.training(reference) as training:
         state, meta = _run_updates(run, setup, training, state)
     evals["after"] = _evaluate(run, setup, "after", state)

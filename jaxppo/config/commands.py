@@ -130,6 +130,7 @@ class EvaluateConfig:
         require_positive(self, "response_length", "num_samples")
         _ = self.sampling  # which checks its values
         self._check_sources()
+        # A split named twice would be one entry of the results, with the rows of both.
         splits = self.data.eval_splits
         require(len(splits) > 0, "eval_splits", "at least one split", splits)
         require(len(set(splits)) == len(splits), "eval_splits", "each split once", splits)
@@ -148,6 +149,7 @@ class EvaluateConfig:
             require_default(self, "repetition_penalty", where)
         if self.repair.repair_rounds:
             self._check_repair()
+        # Greedy answers to a row are equal: pass@k of them would only look like an estimate.
         if self.num_samples > 1:
             temperature = self.evaluation.eval_temperature
             requirement = (
@@ -189,6 +191,7 @@ class EvaluateConfig:
                 # In Python a single text would pass as a sequence: of its characters.
                 is_sequence = not isinstance(sources, str) and len(sources) > 0
                 require(is_sequence, name, "one or more", sources)
+        # A file of plans has no model to sample from, so it cannot stand beside models.
         files = [source for source in self.compare_with or () if source.endswith(".jsonl")]
         fits = not files or len(self.compare_with or ()) == 1
         require(fits, "compare_with", "models, or one file of plans", self.compare_with)

@@ -22,6 +22,7 @@ def show_help(config_class: Any, command: str, names: list[str], args: list[str]
         names: its flags.
         args: the command line.
     """
+    # Not left to tyro: its help has all flags, and the page would be longer than a newcomer reads.
     flags = {arg.replace("-", "_") for arg in args} & {"_h", "__help", "__help_all"}
     if flags:
         _print_help(config_class, command, names, everything="__help_all" in flags)

@@ -42,6 +42,7 @@ class OptimizerConfig:
         )
         require_positive(self, "adam_epsilon")
         require_fraction(self, "weight_decay")
+        # At 1 the moments would never change, and their bias correction would divide by 0.
         for name in ("adam_beta1", "adam_beta2"):
             require(
                 0.0 <= getattr(self, name) < 1.0, name, "a number in [0, 1)", getattr(self, name)

@@ -159,6 +159,8 @@ class RLConfig:
             )
 
     def _check_algorithm(self) -> None:
+        # A setting that the algorithm does not read is refused: it would look as if it had an
+        # effect.
         with_algorithm = f"with algorithm {self.algorithm}"
         min_generations = self.spec.min_generations
         requirement = f"at least {min_generations}" + (

@@ -55,6 +55,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**32, "seed", "an integer in [0, 2^32)", self.seed)
+        # Number and count are for clusters that JAX does not know; the others say them by
+        # themselves.
         address = self.coordinator_address
         if address is not None:
             match = _PROCESS.fullmatch(address)

@@ -110,6 +110,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         if self.eval_rows is not None:
             require_positive(self, "eval_rows")
+        # The bins hold every length once, the first from 0 on and the last without an end.
         edges = self.length_edges
         increasing = (
             bool(edges)

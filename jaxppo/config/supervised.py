@@ -158,6 +158,7 @@ class SFTConfig:
         )
         require_default(self.optimizer, "value_learning_rate", "as sft has no value model")
         self._check_rows()
+        # An adapter on random weights could not be used without them, and they are nowhere else.
         if self.peft.use_peft:
             require(
                 self.model_path is not None,

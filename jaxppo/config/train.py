@@ -117,10 +117,13 @@ class TrainConfig:
             "at least 0",
             self.num_sample_generations,
         )
+        # Greedy completions of a prompt would all be the same, and no action would be better than
+        # another.
         require_positive(self.sampling, "temperature")
         rl = self.rl
         require_divisible("batch_size", self.batch_size, "num_generations", rl.group_size)
         require_divisible("batch_size", self.batch_size, "num_mini_batches", rl.num_mini_batches)
+        # How many there are by default depends on the devices, which divide the rows themselves.
         micro_batches = rl.gradient_accumulation_steps or 1
         mini_batch = "batch_size / num_mini_batches"
         require_divisible(

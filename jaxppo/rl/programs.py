@@ -31,6 +31,7 @@ def of_update(
     def rows(*shape: int, dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct((config.batch_size, *shape), dtype)
 
+    # Places come with the shapes, or the compiler would plan whole copies on every device.
     state = place(state)
     reference = place(reference)
     params = place(jax.eval_shape(learner.models_of, state))
@@ -43,6 +44,7 @@ def of_update(
     sequences = jax.eval_shape(
         partial(learner.pack_program, length=prompt_length + response_length), prompts, rollout
     )
+    # Each stage gets the shapes that the one before it gives, as in a real update.
     outputs = jax.eval_shape(learner.score, state, reference, sequences, rollout)
     scores = rows(dtype=jnp.float32)
     _, batch, _ = jax.eval_shape(
@@ -62,6 +64,7 @@ def of_update(
         if config.rl.has_full_kl:
             models = {"policy": policy, "reference": reference}
             scoring.append(Program(learner.full_kl_program, (models,), (sequences,)))
+    # As many prompts as one call samples: an update that does not fit at once takes several calls.
     parts = learner.sampling_parts(prompt_length)
     uniforms = rows(response_length, dtype=jnp.float32)
     sampling_inputs = jax.tree.map(

@@ -50,9 +50,11 @@ def init_state(
     if shape is None or adapter is None:
         trained = models.for_training(model, params)
         return update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
+    # A score head is trained as a whole beside the adapter, so it is no part of what is frozen.
     base = models.for_training(
         model, {name: p for name, p in params.items() if name != "score"}, adapter
     )
+    # Adapters follow their base: a loop over layers needs both as one array.
     is_stacked = stacks.is_stacked(base["trunk"]["layers"])
     trained = stacks.stack(adapter) if is_stacked else dict(adapter)
     if "score" in params:
@@ -122,6 +124,7 @@ class TrainedAlone:
         """See `memory.activation_budget`."""
         if memory.device_bytes() is None:
             return None
+        # Everything that stays on a device throughout; what is left is for activations.
         state, weights = self._shapes
         persistent = self.parallel.shards((state.params, state.frozen, state.opt_state))
         trained = self.parallel.shards(state.params)
@@ -149,6 +152,7 @@ class TrainedAlone:
         persistent = {"model to train": trained, "optimizer": self.parallel.shards(state.opt_state)}
         if state.frozen is not None:
             persistent["frozen base"] = self.parallel.shards(state.frozen)
+        # The gradient of all micro-batches is one sum, so more of them take no more memory.
         at_once, length, predictions = micro_batch
         num_micro_batches = rows // self.parallel.row_shards // at_once
         shape = (at_once, num_micro_batches, length, predictions)
@@ -239,6 +243,7 @@ class SFT(TrainedAlone):
 
     def rows_at_once(self, rows: int, length: int) -> int:
         """Return how many of the rows of a step a device learns from at once, for rows of `length` tokens."""
+        # Memory is that of one device, and so are the rows that it is asked for.
         rows //= self.parallel.row_shards
         fitting = memory.rows_at_once(
             [self._trained], length, self.room, self.parallel.sizes[TENSOR]
@@ -307,6 +312,9 @@ def supervised_step(
         halving: makes `weighted` take fewer at once.
     """
 
+    # The statistics are fetched here, so that an error of the devices is met in this step and not
+    # in
+    # the next one.
     def learned(state: TrainState, rows: B) -> tuple[TrainState, Stats]:
         new_state, stats = program(state, parallel.put(weighted(rows), 2))
         return new_state, jax.device_get(stats)

@@ -26,7 +26,9 @@ def make_trajectories(
     assert outputs.values is not None
     rl = config.rl
     mask = sequences.completion_mask
+    # The state after the last token may have a value, too, where the score is added to it.
     value_mask = advantages.value_mask(mask, rl.score_position, config.sampling.response_length)
+    # Values of padding are whatever the model says of it: 0, as GAE reads beyond the last token.
     values = jnp.where(value_mask, outputs.values, 0.0)
     estimates = advantages.whitened_gae(
         advantages.token_rewards(scores, kl, mask, kl_coef, value_mask),
