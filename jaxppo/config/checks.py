@@ -24,13 +24,13 @@ def require(condition: bool, name: str, requirement: str, value: object) -> None
         raise ConfigError(f"{name}: expected {requirement}, got {value!r}")
 
 
-def require_default(config: Any, name: str, where: str) -> None:
-    """Raise a `ConfigError` unless the named field has its default; `where` says in which case it must."""
+def require_default(config: Any, name: str, reason: str) -> None:
+    """Raise a `ConfigError` unless the named field has its default; `reason` says in which case it must."""
     default = type(config).__dataclass_fields__[name].default
     value = getattr(config, name)
     expected = " ".join(default) if isinstance(default, tuple) else default
     expected = "none" if expected in (None, "") else expected
-    require(value == default, name, f"{expected} {where}", value)
+    require(value == default, name, f"{expected} {reason}", value)
 
 
 def require_positive(config: object, *names: str) -> None:

@@ -140,13 +140,13 @@ class EvaluateConfig:
             not reserved, "eval_splits", "other names than comparison and compared_with", reserved
         )
         if self.decoder != "plain":
-            where = f"with decoder {self.decoder}"
-            require_default(self, "plans", where)
-            require_default(self, "num_samples", f"{where}, which is greedy")
-            require_default(self.evaluation, "eval_temperature", f"{where}, which is greedy")
-            require_default(self.reward, "reward_funcs", where)
-            require_default(self, "stop_strings", where)
-            require_default(self, "repetition_penalty", where)
+            reason = f"with decoder {self.decoder}"
+            require_default(self, "plans", reason)
+            require_default(self, "num_samples", f"{reason}, which is greedy")
+            require_default(self.evaluation, "eval_temperature", f"{reason}, which is greedy")
+            require_default(self.reward, "reward_funcs", reason)
+            require_default(self, "stop_strings", reason)
+            require_default(self, "repetition_penalty", reason)
         if self.repair.repair_rounds:
             self._check_repair()
         # Greedy answers to a row are equal: pass@k of them would only look like an estimate.
@@ -211,8 +211,8 @@ class EvaluateConfig:
         if self.judges_answers:
             require_default(self, "compare_with", "with files of answers")
             require_default(self, "allow_unmatched_plans", "with files of answers")
-            where = "with files of answers, which are all judged"
-            require_default(self.evaluation, "eval_rows", where)
+            reason = "with files of answers, which are all judged"
+            require_default(self.evaluation, "eval_rows", reason)
             return
         for name in ("pddl_dir", "columns"):
             require_default(self, name, "without plans")

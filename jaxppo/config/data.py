@@ -137,8 +137,8 @@ class DataConfig:
             require(
                 not self.use_chat_template, "use_chat_template", requirement, self.use_chat_template
             )
-            where = "with input_max_text_length: text to be continued has no examples"
-            require_default(self, "n_shots", where)
+            reason = "with input_max_text_length: text to be continued has no examples"
+            require_default(self, "n_shots", reason)
         # From here on the fields hold every part, also those left to the defaults, and config.yaml
         # has them all.
         for name, defaults in DEFAULT_PARTS.items():
@@ -166,8 +166,8 @@ class DataConfig:
                 default = merge_parts(name, DEFAULT_PARTS[name], ())
                 require(value == default, name, "nothing unless dataset is a stream", value)
         else:
-            where = "with a stream, whose prompts are not known before"
-            require_default(self, "filter_overlong_prompts", where)
+            reason = "with a stream, whose prompts are not known before"
+            require_default(self, "filter_overlong_prompts", reason)
             require_default(self, "n_shots", "with a stream, whose split train is endless")
             require_default(self, "dataset_config", "with a stream")
 

@@ -177,8 +177,8 @@ class SFTConfig:
         else:
             require_positive(self, "max_length")
             if self.augmented or self._draws_rows:
-                where = "with augment or an endless stream, whose rows are not known before"
-                require_default(self, "max_length", where)
+                reason = "with augment or an endless stream, whose rows are not known before"
+                require_default(self, "max_length", reason)
         if self.assistant_only_loss:
             # None passes: whether the tokenizer has a template is seen when it is loaded.
             use_chat_template = self.data.use_chat_template
@@ -186,8 +186,8 @@ class SFTConfig:
             require(
                 use_chat_template is not False, "use_chat_template", requirement, use_chat_template
             )
-            where = "with assistant_only_loss, which would learn the examples"
-            require_default(self.data, "n_shots", where)
+            reason = "with assistant_only_loss, which would learn the examples"
+            require_default(self.data, "n_shots", reason)
 
     def with_best_metric(self) -> "SFTConfig":
         """Return this configuration with the metric filled in by which the best checkpoint is chosen."""
