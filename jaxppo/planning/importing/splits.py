@@ -9,7 +9,7 @@ from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import partition_of_form
 from jaxppo.planning.importing.source_problems import SourceProblem
 from jaxppo.planning.language.parse import parse_domain, parse_problem
-from jaxppo.planning.language.sexpr import read_fast
+from jaxppo.planning.language.sexpr import read_form
 from jaxppo.planning.transform.canonical import canonical_form
 
 AUTO = "auto"
@@ -101,7 +101,7 @@ class _Register:
 @lru_cache(maxsize=256)
 def _plain_domain(domain_pddl: str) -> str:
     """Return a domain's text without comments and layout: several domains may have one name."""
-    return repr(read_fast(domain_pddl, "<domain>"))
+    return repr(read_form(domain_pddl, "<domain>"))
 
 
 def _measure(source: SourceProblem) -> _MeasuredProblem:

@@ -26,8 +26,8 @@ _KEYWORD = re.compile(r":[a-z][a-z0-9-]*+")
 # what it has read.
 _DECLARATIONS = frozenset({":requirements", ":types", ":constants", ":predicates", ":functions"})
 _SECTIONS = _DECLARATIONS | {":action", ":derived"}
-# Sections that declare no action or object; they are skipped where only names are read.
-_RULE_SECTIONS = frozenset({":derived", ":constraints"})
+# Durative actions are refused, except where only names are read.
+_OPERATORS = frozenset({":action", ":durative-action"})
 
 
 def read_domain(form: list[Node], scope: Scope) -> Domain:
@@ -44,8 +44,8 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     types = read_types(type_items, scope)
     ancestors = ancestors_of(types, type_items, scope)
     # An untyped domain may use objects that only its problems declare; they are collected in
-    # `late`.
-    scope = replace(scope, typed=typed, ancestors=ancestors, late=None if typed else set())
+    # `undeclared`.
+    scope = replace(scope, typed=typed, ancestors=ancestors, undeclared=None if typed else set())
     if not scope.names_only:
         scope = replace(scope, functions=_functions(items_of(sections, ":functions"), scope))
     constants = read_objects(items_of(sections, ":constants"), {}, scope)
@@ -59,14 +59,15 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
         scope, predicates=predicates, terms=constants, derived=derived, fallible=fallible
     )
     rules, strata = read_rules(derived_forms, scope)
-    actions = _actions(sections_of(sections, ":action"), scope)
+    operators = [section for section in sections if section[0] in _OPERATORS]
+    actions = _actions(operators, scope)
     return Domain(
         name=name,
         typed=typed,
         types=types,
         ancestors=ancestors,
         constants=constants,
-        late_constants=frozenset(scope.late or ()),
+        late_constants=frozenset(scope.undeclared or ()),
         predicates=predicates,
         functions=scope.functions,
         actions=actions,
@@ -97,7 +98,8 @@ def _checked_section(node: Node, keywords: frozenset[str], scope: Scope) -> list
         for item in node[1:]:
             if not isinstance(item, str) or not _KEYWORD.fullmatch(item):
                 scope.fail(item, "a requirement ':keyword'")
-    is_skipped = scope.names_only and keyword in _RULE_SECTIONS
+    # Where only names are read, other sections are skipped: they declare none that a plan can use.
+    is_skipped = scope.names_only and keyword not in BEYOND_ALL
     if keyword not in keywords and not is_skipped:
         scope.refuse(node, keyword)
     return node
@@ -219,16 +221,26 @@ def _action(form: list[Node], scope: Scope) -> ActionSchema:
     if len(form) < 2:
         scope.fail(form, "'(:action NAME :parameters ... :effect ...)'")
     name = read_name(form[1], scope, "an action")
+    if scope.names_only:
+        return ActionSchema(name, read_parameters(_stated_parameters(form, scope), scope))
     parts = _action_parts(form, scope)
     parameters = read_parameters(parts.get(":parameters", []), scope)
-    if scope.names_only:
-        return ActionSchema(name, parameters)
     scope = replace(scope, terms={**scope.terms, **dict(parameters)})
     precondition = read_conjuncts(parts.get(":precondition", []), scope)
     always, effects = read_effects(parts.get(":effect") or ["and"], scope)
     return ActionSchema(
         name, parameters, precondition, always.add, always.delete, always.updates, effects
     )
+
+
+def _stated_parameters(form: list[Node], scope: Scope) -> list[Node]:
+    """Find the parameters of an operator whose other parts are not read."""
+    if form[0] == ":action" and ":parameters" not in form:
+        return []
+    following = form[form.index(":parameters") + 1 :] if ":parameters" in form else []
+    if not following or isinstance(following[0], str):
+        scope.fail(form, f"'({form[0]} NAME :parameters (...) ...)'")
+    return following[0]
 
 
 def _action_parts(form: list[Node], scope: Scope) -> dict[str, list[Node]]:

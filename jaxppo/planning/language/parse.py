@@ -4,16 +4,13 @@ Other features (time, trajectory constraints, preferences, processes, functions 
 name.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeVar
 
-from jaxppo.errors import PddlError
 from jaxppo.planning.language.conditions import Condition, Literal
 from jaxppo.planning.language.domain import read_domain
 from jaxppo.planning.language.problem import read_problem
 from jaxppo.planning.language.scope import Atom, Parameter, Scope, Types, UnsupportedPddlError
-from jaxppo.planning.language.sexpr import Node, TextTooLargeError, read_fast, read_form
+from jaxppo.planning.language.sexpr import read_form
 from jaxppo.planning.language.task import ActionSchema, Domain, Metric, Problem
 
 __all__ = [
@@ -32,8 +29,6 @@ __all__ = [
     "parse_problem_names",
 ]
 
-T = TypeVar("T")
-
 
 @lru_cache(maxsize=256)
 def parse_domain(text: str, source: str = "<domain>") -> Domain:
@@ -47,7 +42,7 @@ def parse_domain(text: str, source: str = "<domain>") -> Domain:
         PddlError: the text is malformed or names something undeclared.
         UnsupportedPddlError: the text needs more than this package covers.
     """
-    return _read(text, source, lambda form: read_domain(form, Scope(source=source)))
+    return read_domain(read_form(text, source), Scope(source=source))
 
 
 @lru_cache(maxsize=4096)
@@ -65,32 +60,19 @@ def parse_problem(text: str, domain: Domain, source: str = "<problem>") -> Probl
         PddlError: the text is malformed or names something undeclared.
         UnsupportedPddlError: the text needs more than this package covers.
     """
-    return _read(text, source, lambda form: read_problem(form, domain, Scope(source=source)))
+    return read_problem(read_form(text, source), domain, Scope(source=source))
 
 
-@lru_cache(maxsize=256)
 def parse_problem_names(domain_pddl: str, problem_pddl: str) -> Problem:
     """Read only the operators, their parameters and the objects, of files that may go beyond what is covered here.
 
-    Conditions, effects, facts and goals of the result are empty; it is used to check the names in a plan.
+    Durative actions count as operators. Conditions, effects, facts and goals of the result are empty; it is used to
+    check the names in a plan.
 
     Raises:
         PddlError: a text is malformed.
-        UnsupportedPddlError: durative actions, whose plans are more than a list of actions.
     """
-    domain_scope = Scope(source="<domain>", names_only=True)
-    problem_scope = Scope(source="<problem>", names_only=True)
-    domain = _read(domain_pddl, "<domain>", lambda form: read_domain(form, domain_scope))
-    return _read(problem_pddl, "<problem>", lambda form: read_problem(form, domain, problem_scope))
-
-
-def _read(text: str, source: str, read: Callable[[list[Node]], T]) -> T:
-    """Read fast; if that fails, read once more with line numbers, for the message."""
-    try:
-        return read(read_fast(text, source))
-    except TextTooLargeError:
-        # It has its line already, and a second reading of such a text takes long.
-        raise
-    except PddlError:
-        pass
-    return read(read_form(text, source))  # pyright: ignore[reportArgumentType] # a Form is a list of nodes
+    domain_form = read_form(domain_pddl, "<domain>")
+    domain = read_domain(domain_form, Scope(source="<domain>", names_only=True))
+    problem_form = read_form(problem_pddl, "<problem>")
+    return read_problem(problem_form, domain, Scope(source="<problem>", names_only=True))

@@ -21,7 +21,6 @@ from jaxppo.planning.language.scope import (
     Types,
     headed,
     read_atom,
-    read_fact,
     read_name,
 )
 from jaxppo.planning.language.sexpr import Node
@@ -112,16 +111,14 @@ def _read_init(items: Sequence[Node], scope: Scope) -> tuple[tuple[Atom, ...], d
     facts: dict[Atom, None] = {}
     values: dict[Atom, float] = {}
     for node in items:
-        # Nearly all facts are plain; the rest takes the slower way, which has the messages.
-        fact = read_fact(node, scope)
-        if fact is None:
-            fact = _read_other_fact(node, scope, values)
+        fact = _read_fact(node, scope, values)
         if fact is not None:
             facts[fact] = None
     return tuple(facts), values
 
 
-def _read_other_fact(node: Node, scope: Scope, values: dict[Atom, float]) -> Atom | None:
+def _read_fact(node: Node, scope: Scope, values: dict[Atom, float]) -> Atom | None:
+    """Read a fact; a value is added to `values`, and for that and for a negated fact the result is None."""
     form, head = headed(node, scope, "a fact '(predicate object ...)'")
     if head == "=":
         function, number = _read_value(form, scope)

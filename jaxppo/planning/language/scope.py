@@ -78,9 +78,8 @@ class Scope:
         derived: the predicates that rules define.
         fallible: those of them whose rules compare numbers, so that reading them may meet a function without a value.
         terms: variable, constant or object to its types.
-        late: where not None, undeclared names are collected here instead of being an error.
+        undeclared: where not None, undeclared names are collected here instead of being an error.
         names_only: read what exists (actions, parameters, objects), not what holds (conditions, effects, facts).
-        fitting: pairs (types of an object, types of an argument) that fit, so that each pair is checked once.
     """
 
     source: str
@@ -91,9 +90,8 @@ class Scope:
     derived: frozenset[str] = frozenset()
     fallible: frozenset[str] = frozenset()
     terms: Mapping[str, Types] = field(default_factory=dict)
-    late: set[str] | None = None
+    undeclared: set[str] | None = None
     names_only: bool = False
-    fitting: set[tuple[Types, Types]] = field(default_factory=set)
 
     def fail(self, node: Node, expected: str) -> NoReturn:
         """Refuse text that is not PDDL."""
@@ -170,48 +168,15 @@ def read_arguments(
     return list(map(str, arguments))
 
 
-def read_fact(node: Node, scope: Scope) -> Atom | None:
-    """Read a positive fact of declared objects, the fast way; None for anything else.
-
-    Most of a large problem's text is such facts. It raises nothing: what it does not accept is read by `read_atom`,
-    which has the messages.
-    """
-    if not isinstance(node, list) or not node:
-        return None
-    try:
-        # A list in place of a name cannot be a key and raises TypeError.
-        argument_types = scope.predicates[node[0]]  # pyright: ignore[reportArgumentType]
-        if len(node) != len(argument_types) + 1 or node[0] == "=":
-            return None
-        if scope.typed:
-            for pair in zip(map(scope.terms.__getitem__, node[1:]), argument_types, strict=True):  # pyright: ignore
-                if pair not in scope.fitting and not _fits(*pair, scope):
-                    return None
-        else:
-            for name in node[1:]:
-                scope.terms[name]  # pyright: ignore
-    except (KeyError, TypeError):
-        return None
-    return tuple(node)  # pyright: ignore[reportReturnType]
-
-
-def _fits(types: Types, argument_types: Types, scope: Scope) -> bool:
-    """Return whether an object, which is of all its types, is of one of the argument's alternatives."""
-    fits = any(not scope.ancestors[name].isdisjoint(argument_types) for name in types)
-    if fits:
-        scope.fitting.add((types, argument_types))
-    return fits
-
-
 def _check_declared(term: str, scope: Scope) -> None:
     if term in scope.terms:
         return
     if term[0] == "?":
         scope.fail(term, "a declared variable")
     # In an untyped domain an action may name an object that only the problem declares.
-    if scope.late is None:
+    if scope.undeclared is None:
         scope.fail(term, "a declared object or constant")
-    scope.late.add(read_name(term, scope, "an object"))
+    scope.undeclared.add(read_name(term, scope, "an object"))
 
 
 def _check_type(term: str, argument_types: Types, scope: Scope) -> None:

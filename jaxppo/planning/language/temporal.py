@@ -7,7 +7,7 @@ report 195, University of Freiburg (2004).
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from jaxppo.planning.language.plans import (
     parse_timed_plan_text,
 )
 from jaxppo.planning.language.scope import UncoveredPddlError
-from jaxppo.planning.language.sexpr import Form, Word, read_form
+from jaxppo.planning.language.sexpr import read_form
 from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
 
@@ -38,10 +38,6 @@ _COMMENT = re.compile(r";[^\n]*+")
 _TIMED_SECTION = re.compile(r"\(\s*+:(?:durative-action|process|event)(?![\w-])")
 _TIMED_FACT = re.compile(r"\(\s*+at\s++[0-9.]++\s*+\(")
 _DURATIVE = ":durative-action"
-# The sections that declare operators and objects, all that a plan can name.
-_NAMING_SECTIONS = frozenset(
-    {":requirements", ":types", ":constants", ":action", ":objects", ":domain", _DURATIVE}
-)
 
 
 class PlanNames(NamedTuple):
@@ -60,19 +56,12 @@ class PlanNames(NamedTuple):
     beyond: str | None
 
 
+@lru_cache(maxsize=4096)
 def needs_time_stamps(domain_pddl: str, problem_pddl: str) -> bool:
     """Return whether the steps of a plan need times: durative actions, processes, events, timed initial literals."""
-    return _has_timed_sections(domain_pddl) or _has_timed_facts(problem_pddl)
-
-
-@lru_cache(maxsize=256)
-def _has_timed_sections(domain_pddl: str) -> bool:
-    return bool(_TIMED_SECTION.search(_COMMENT.sub("", domain_pddl.lower())))
-
-
-@lru_cache(maxsize=4096)
-def _has_timed_facts(problem_pddl: str) -> bool:
-    return bool(_TIMED_FACT.search(_COMMENT.sub("", problem_pddl.lower())))
+    domain_text = _COMMENT.sub("", domain_pddl.lower())
+    problem_text = _COMMENT.sub("", problem_pddl.lower())
+    return bool(_TIMED_SECTION.search(domain_text) or _TIMED_FACT.search(problem_text))
 
 
 def parse_plan_for(
@@ -91,23 +80,20 @@ def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
         PddlError: the domain or the problem cannot be read.
     """
     try:
-        return PlanNames(
-            parse_problem(problem_pddl, parse_domain(domain_pddl)), False, frozenset(), None
-        )
+        problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+        return PlanNames(problem, False, frozenset(), None)
     except UncoveredPddlError:
         # VAL does not read it either, so no plan for it can be judged.
         raise
     except UnsupportedPddlError as error:
         beyond = str(error)
+    problem = parse_problem_names(domain_pddl, problem_pddl)
+    durative = set()
+    for section in read_form(domain_pddl, "<domain>"):
+        if section[:1] == [_DURATIVE]:
+            durative.add(str(section[1]))
     timed = needs_time_stamps(domain_pddl, problem_pddl)
-    if not timed:
-        return PlanNames(parse_problem_names(domain_pddl, problem_pddl), False, frozenset(), beyond)
-    # The reader of names knows no durative actions, so it reads an outline in which they are plain
-    # ones.
-    domain = read_form(domain_pddl, "<domain>")
-    problem = read_form(problem_pddl, "<problem>")
-    names = parse_problem_names(_outline(domain), _outline(problem))
-    return PlanNames(names, True, _durative_names(domain), beyond)
+    return PlanNames(problem, timed, frozenset(durative), beyond)
 
 
 def check_step(names: PlanNames, step: Action | TimedAction) -> PlanError | None:
@@ -120,67 +106,3 @@ def check_step(names: PlanNames, step: Action | TimedAction) -> PlanError | None
     if error is None and step.duration is None and step.action[0] in names.durative:
         return PlanError.SYNTAX
     return error
-
-
-def _durative_names(domain: Form) -> frozenset[str]:
-    return frozenset(
-        str(section[1])
-        for section in domain[1:]
-        if isinstance(section, Form) and section[:1] == [_DURATIVE]
-    )
-
-
-def _outline(form: Form) -> str:
-    """Write only the declarations of names, with durative actions as plain ones.
-
-    Every word keeps its line, so that an error in the outline names the line of the file.
-    """
-    lines: dict[int, list[str]] = {}
-    for token, line in _outline_tokens(form):
-        lines.setdefault(line, []).append(token)
-    return "\n".join(" ".join(lines.get(number, [])) for number in range(1, max(lines) + 1))
-
-
-def _outline_tokens(form: Form) -> Iterator[tuple[str, int]]:
-    yield "(", form.line
-    for node in form:
-        keyword = node[0] if isinstance(node, Form) and node else None
-        is_section = isinstance(keyword, Word) and keyword[0] == ":"
-        if isinstance(node, Form) and keyword in (":action", _DURATIVE):
-            yield from _action_tokens(node)
-        elif not is_section or keyword in _NAMING_SECTIONS:
-            yield from _tokens(node)
-    yield ")", _last_line(form)
-
-
-def _action_tokens(form: Form) -> Iterator[tuple[str, int]]:
-    """Yield an operator's name and parameters."""
-    head = form[1:2]
-    if form[0] == _DURATIVE:
-        # VAL needs the parameters right after the name; whatever stands there is kept, for the
-        # error.
-        head += form[2:4]
-    elif ":parameters" in form[:-1]:
-        index = next(index for index, node in enumerate(form) if node == ":parameters")
-        head += form[index : index + 2]
-    yield "(:action", form.line
-    for node in head:
-        yield from _tokens(node)
-    yield ":precondition () :effect (and))", _last_line(form)
-
-
-def _tokens(node: Word | Form) -> Iterator[tuple[str, int]]:
-    if isinstance(node, Word):
-        yield str(node), node.line
-        return
-    yield "(", node.line
-    for part in node:
-        yield from _tokens(part)
-    yield ")", _last_line(node)
-
-
-def _last_line(form: Form) -> int:
-    if not form:
-        return form.line
-    last_node = form[-1]
-    return last_node.line if isinstance(last_node, Word) else _last_line(last_node)

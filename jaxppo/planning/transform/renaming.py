@@ -16,7 +16,7 @@ from jaxppo.errors import ConfigError, PddlError
 from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import BEYOND, RESERVED, ROOT_TYPE, TOTAL_COST, TOTAL_TIME
-from jaxppo.planning.language.sexpr import Node, read_fast, show
+from jaxppo.planning.language.sexpr import Node, read_form, show
 from jaxppo.planning.transform.deceptive_words import NOUNS, STATES, VERBS
 
 OBFUSCATION_STYLES = ("random", "deceptive")
@@ -91,7 +91,7 @@ def with_objects_renamed(problem_pddl: str, mapping: Mapping[str, str]) -> str:
     Raises:
         PddlError: the problem cannot be read.
     """
-    form = read_fast(problem_pddl, "<problem>")
+    form = read_form(problem_pddl, "<problem>")
     for number, section in enumerate(form):
         if isinstance(section, list) and section[0] in (":objects", ":init", ":goal", ":metric"):
             form[number] = _rename_terms(section, mapping)
@@ -108,7 +108,7 @@ def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
     Raises:
         PddlError: the text does not begin with `(define ...)`.
     """
-    form = read_fast(problem_pddl, "<problem>")
+    form = read_form(problem_pddl, "<problem>")
     if len(form) < 2 or form[0] != "define":
         raise PddlError(
             "<problem>", 1, f"expected '(define (problem NAME) ...)', got '{show(form)}'"
@@ -159,8 +159,8 @@ def obfuscate(
         raise ConfigError("mapping: expected different new words for different old ones")
     domain = parse_domain(domain_pddl)
     problem = parse_problem(problem_pddl, domain)
-    domain_form = read_fast(domain_pddl, "<domain>")
-    problem_form = read_fast(problem_pddl, "<problem>")
+    domain_form = read_form(domain_pddl, "<domain>")
+    problem_form = read_form(problem_pddl, "<problem>")
     plan_words = list(chain.from_iterable(plan))
     # What may be renamed; every other word belongs to PDDL.
     nameable = _declared_words(domain).union(

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import Atom, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, format_action
-from jaxppo.planning.language.sexpr import Node, read_fast
+from jaxppo.planning.language.sexpr import Node, read_form
 from jaxppo.planning.transform.renaming import write_definition
 from jaxppo.planning.validate.validator import visit
 
@@ -19,7 +19,7 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
         problem_pddl: problem text.
         facts: the atoms that hold, in lower case.
     """
-    form = read_fast(problem_pddl, "<problem>")
+    form = read_form(problem_pddl, "<problem>")
     for number, section in enumerate(form):
         if isinstance(section, list) and section[:1] == [":init"]:
             # `(not ...)` may go: what is not stated does not hold anyway.
