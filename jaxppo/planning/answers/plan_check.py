@@ -68,8 +68,7 @@ def check_plan(
         return PlanCheck(refusal, judge, written_steps, Unmet((), ()), None)
     verdict = validate_actions(domain_pddl, problem_pddl, steps, "auto")
     unmet = Unmet((), ())
-    # A plan that is too much work to judge is too much to explain, too.
-    if is_builtin and verdict.error is not PlanError.VALIDATOR_TIMEOUT:
+    if is_builtin:
         unmet = unmet_conditions(
             parse_problem(problem_pddl, parse_domain(domain_pddl)), plan.actions
         )

@@ -11,9 +11,7 @@ from jaxppo.planning.importing.pddl_folder import MAX_BYTES, PLAN_FOLDERS, Defin
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, parse_plan_text, parse_timed_plan_text
 from jaxppo.planning.language.temporal import needs_time_stamps
-from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.validate.api import validate_actions
-from jaxppo.planning.validate.val import find_val, run_val
 
 FROM_SOURCE = "given"
 """In the column `planner`: the plan came with its problem."""
@@ -99,12 +97,9 @@ def problem_objection(domain_pddl: str, problem_pddl: str) -> str | None:
 
 
 def plan_objection(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> str | None:
-    """Say why a plan is not valid, for the validator in this process, or VAL where that gives no verdict; else None."""
+    """Say why a plan is not valid, in this process, or for VAL where that does not cover it; else None."""
     try:
-        # The validator in this process gives up at a limit of work, where VAL may still decide.
         verdict = validate_actions(domain_pddl, problem_pddl, plan, "auto")
-        if verdict.error is PlanError.VALIDATOR_TIMEOUT and find_val() is not None:
-            verdict = run_val(domain_pddl, problem_pddl, plan)
     except PddlError as error:
         return f"unreadable: {error}"
     except ValidatorError as error:

@@ -19,7 +19,6 @@ from jaxppo.planning.language.scope import Parameter, Scope
 from jaxppo.planning.language.sexpr import Node
 from jaxppo.planning.language.typed_lists import read_parameters
 
-_MAX_USES = 1_000_000
 _Uses: TypeAlias = Mapping[str, frozenset[tuple[str, bool]]]
 
 
@@ -69,7 +68,6 @@ def read_rules(
     # A rule that compares numbers may read a function without a value; VAL gives wrong answers
     # where it is recursive.
     comparing = [name for name, name_rules in rules.items() if _compares(name_rules)]
-    _check_work(len(comparing), uses, forms, scope)
     for name in comparing:
         if name in _used_by(name, uses):
             expected = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
@@ -87,12 +85,6 @@ def _uses(rules: Iterable[Rule], derived: Container[str]) -> frozenset[tuple[str
     for rule in rules:
         uses.update(use for use in predicates_in(rule.body) if use[0] in derived)
     return frozenset(uses)
-
-
-def _check_work(n_passes: int, uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> None:
-    """Refuse rules whose dependencies would be followed too often: at the limit this takes some seconds."""
-    if n_passes * sum(map(len, uses.values())) > _MAX_USES:
-        scope.refuse(forms[0], f"derived predicates in a chain as long as {n_passes}")
 
 
 def _used_by(name: str, uses: _Uses) -> set[str]:
@@ -142,8 +134,7 @@ def _strata(uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> dict[str,
     for name, dependencies in uses.items():
         for dependency, positive in dependencies:
             edges.append((name, dependency, 0 if positive else 1))
-    for n_passes in range(len(uses) + 1):
-        _check_work(n_passes, uses, forms, scope)
+    for _ in range(len(uses) + 1):
         raised = {}
         for head, dependency, step in edges:
             if strata[head] < strata[dependency] + step:

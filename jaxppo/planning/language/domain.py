@@ -40,9 +40,8 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     if not scope.names_only:
         _check_order(form, sections, scope)
     typed = any(section[0] == ":types" for section in sections)
-    type_items = items_of(sections, ":types")
-    types = read_types(type_items, scope)
-    ancestors = ancestors_of(types, type_items, scope)
+    types = read_types(items_of(sections, ":types"), scope)
+    ancestors = ancestors_of(types)
     # An untyped domain may use objects that only its problems declare; they are collected in
     # `undeclared`.
     scope = replace(scope, typed=typed, ancestors=ancestors, undeclared=None if typed else set())

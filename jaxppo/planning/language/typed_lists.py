@@ -15,9 +15,6 @@ from jaxppo.planning.language.scope import (
 )
 from jaxppo.planning.language.sexpr import Node
 
-# The map of ancestors grows with the square of a chain of types; the limit bounds its memory.
-_MAX_ANCESTORS = 500_000
-
 
 def _named_types(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, Types | None, Node]]:
     """Yield the names of `a b - type c` with their types (None where not stated) and the node that states the type."""
@@ -57,28 +54,16 @@ def read_types(items: Sequence[Node], scope: Scope) -> dict[str, Types]:
     return types
 
 
-def ancestors_of(
-    types: Mapping[str, Types], items: Sequence[Node], scope: Scope
-) -> dict[str, frozenset[str]]:
+def ancestors_of(types: Mapping[str, Types]) -> dict[str, frozenset[str]]:
     """Map every type, declared or used as a parent, to itself and all types above it (cycles are harmless).
 
-    `object` is a type of every domain, but as in VAL it is above the others only where `:types` says so. The items of
-    that section serve for the error's line.
+    `object` is a type of every domain, but as in VAL it is above the others only where `:types` says so.
     """
     # A parent need not be declared itself.
     names = {ROOT_TYPE, *types}
     for parents in types.values():
         names.update(parents)
-    ancestors: dict[str, frozenset[str]] = {}
-    total = 0
-    for name in names:
-        ancestors[name] = frozenset(_upwards(name, types))
-        total += len(ancestors[name])
-        if total > _MAX_ANCESTORS:
-            scope.fail(
-                items[0], f"types that have at most {_MAX_ANCESTORS} types above them, all in all"
-            )
-    return ancestors
+    return {name: frozenset(_upwards(name, types)) for name in names}
 
 
 def _upwards(name: str, types: Mapping[str, Types]) -> set[str]:

@@ -1,16 +1,13 @@
 """Conditions and steps with objects filled in, as plain data; `grounding` makes them, `states` evaluates them."""
 
-from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from jaxppo.planning.language.conditions import Literal
-from jaxppo.planning.language.numeric import Expression, Operation, Update
+from jaxppo.planning.language.numeric import Expression, Update
 from jaxppo.planning.language.scope import Atom
 
 # An atom that no state contains: it stands for a condition that is always false.
 NEVER: Atom = ("=",)
-# An operation of `long double` takes as long as reading this many atoms.
-_OPERATION_WORK = 8
 
 
 class DerivedLiteral(NamedTuple):
@@ -50,19 +47,10 @@ class GroundEffect(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What a step has beyond STRIPS; `size` is the work of evaluating it."""
+    """What a step has beyond STRIPS."""
 
     conditions: tuple[Node, ...]
     effects: tuple[GroundEffect, ...]
-    size: int
-
-
-class RuleBody(NamedTuple):
-    """When a derived atom holds; `cost` is the work of filling in, `size` that of evaluating."""
-
-    node: Node
-    cost: int
-    size: int
 
 
 class Step(NamedTuple):
@@ -74,35 +62,13 @@ class Step(NamedTuple):
         delete: atoms that it removes, before it adds any.
         add: atoms that it adds.
         extras: what it has beyond STRIPS.
-        cost: the work of filling it in, where that is more than a look-up.
     """
 
     true: frozenset[Atom]
     false: frozenset[Atom]
     delete: frozenset[Atom]
     add: frozenset[Atom]
-    extras: Extras | None = None
-    cost: int = 0
-
-
-def size_of(node: Node) -> int:
-    """Return the work of evaluating a ground condition: one for each part, and that of its arithmetic."""
-    if isinstance(node, GroundComparison):
-        return 1 + _arithmetic_work(node.left) + _arithmetic_work(node.right)
-    if isinstance(node, GroundJunction):
-        return 1 + sum(map(size_of, node.parts))
-    return 1
-
-
-def size_of_updates(updates: Iterable[Update]) -> int:
-    """Return the work of computing the new values of functions."""
-    return sum([1 + _arithmetic_work(update.amount) for update in updates])
-
-
-def _arithmetic_work(expression: Expression) -> int:
-    if not isinstance(expression, Operation):
-        return 0
-    return _OPERATION_WORK + sum(map(_arithmetic_work, expression.arguments))
+    extras: Extras | None
 
 
 def sort_in(node: Node, true: set[Atom], false: set[Atom], compound: list[Node]) -> None:

@@ -5,11 +5,9 @@ become conjunctions and disjunctions of what remains. So a precondition such as 
 has been started" becomes a few atoms, and checking it is a set operation.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NoReturn
 
-from jaxppo.planning.language.axioms import Rule
 from jaxppo.planning.language.conditions import (
     Binding,
     Comparison,
@@ -42,22 +40,15 @@ from jaxppo.planning.validate.ground import (
     GroundEffect,
     GroundJunction,
     Node,
-    RuleBody,
     Step,
-    size_of,
-    size_of_updates,
     sort_in,
 )
-from jaxppo.planning.validate.templates import FactIndex, templates_of
 
-# Most parts that the formulas of one step, of one atom's rules or of a goal may have: this bounds
-# the memory.
-MAX_GROUNDING = 80_000
-# Most parts and choices of objects to look at for these, most of which static facts decide: about a
-# second.
+# Most parts and choices of objects to look at for one step, for the rules of an atom and of those
+# that it uses, or for a goal: about a second.
 MAX_LOOKS = 500_000
-# Most parts of all rules that an atom depends on: the memory of a problem with many derived atoms.
-MAX_RULES = 160_000
+# A part that remains takes memory too, and counts as many looks.
+_LOOKS_OF_A_PART = 6
 # Stands in a guard for a variable of an inner quantifier, and matches every object.
 _ANYTHING = "?"
 
@@ -75,36 +66,28 @@ def changing(domain: Domain) -> frozenset[str]:
 
 
 class Grounder:
-    """Fills in the objects of one problem, and caches the bodies of its rules.
+    """Fills in the objects of one problem.
 
-    Two counts bound what a small file can demand, since quantifiers in quantifiers grow exponentially: the looks (time)
-    and the parts that remain after simplification (memory). Both begin anew with each step, rule body or goal.
+    Quantifiers in quantifiers grow exponentially, so the looks are counted, anew after each `start`.
 
     Raises from every method:
-        UnsupportedPddlError: what is asked for has more than `MAX_GROUNDING` parts, or takes more than `MAX_LOOKS`.
+        UnsupportedPddlError: what is asked for takes more than `MAX_LOOKS`.
     """
 
     def __init__(self, problem: Problem):
         self._problem = problem
         self._changing = changing(problem.domain)
         self._rules = problem.domain.rules
-        self._templates = templates_of(problem.domain)
         self._objects: dict[Types, dict[str, None]] = {}
-        self._facts = FactIndex(problem.init)
-        self._bodies: dict[Atom, RuleBody] = {}
+        self._facts = _FactIndex(problem.init)
         self._num_looks = 0
-        self._num_parts = 0
 
     def start(self) -> None:
-        """Begin to count the work anew, for the next step or goal."""
+        """Begin to count the looks anew, for the next step, rules or goal."""
         self._num_looks = 0
-        self._num_parts = 0
 
     def step(self, action: Action) -> Step:
         """Fill in an operator."""
-        template = self._templates.get(action[0])
-        if template is not None:
-            return Step(*template.fill(action))
         self.start()
         schema = self._problem.domain.actions[action[0]]
         binding = _bind(schema.parameters, action[1:])
@@ -125,18 +108,10 @@ class Grounder:
             delete += effect.delete
             if effect.updates:
                 effects.append(GroundEffect(True, (), (), effect.updates))
-        size = sum(map(size_of, conditions))
-        for effect in effects:
-            size += size_of(effect.condition) + size_of_updates(effect.updates)
-        extras = Extras(tuple(conditions), tuple(effects), size) if size else None
-        return Step(
-            frozenset(true),
-            frozenset(false),
-            frozenset(delete),
-            frozenset(add),
-            extras,
-            self._num_looks,
-        )
+        extras = None
+        if conditions or effects:
+            extras = Extras(tuple(conditions), tuple(effects))
+        return Step(frozenset(true), frozenset(false), frozenset(delete), frozenset(add), extras)
 
     def condition(self, condition: Condition, binding: Binding, polarity: bool = True) -> Node:
         """Fill in a condition and simplify it, its negations pushed to the leaves.
@@ -188,38 +163,23 @@ class Grounder:
             else:
                 yield condition, binding
 
-    def body(self, atom: Atom) -> RuleBody:
+    def body(self, atom: Atom) -> Node:
         """Fill in when a derived atom holds: the bodies of its rules, joined by `or`."""
-        body = self._bodies.get(atom)
-        if body is None:
-            # Each body has the limits for itself; all bodies together are limited by `MAX_RULES`.
-            self.start()
-            node = self._join(False, (self._rule_body(rule, atom) for rule in self._rules[atom[0]]))
-            body = RuleBody(node, self._num_looks, size_of(node))
-            self._bodies[atom] = body
-        return body
+        bodies = []
+        for rule in self._rules[atom[0]]:
+            bodies.append(self.condition(rule.body, _bind(rule.parameters, atom[1:])))
+        return self._join(False, bodies)
 
-    def refuse(self) -> NoReturn:
-        """Refuse a problem that is too large."""
-        message = f"got formulas with more than {MAX_GROUNDING} parts (rules: {MAX_RULES}) when objects are filled in, "
-        message += f"or more than {MAX_LOOKS} choices of objects, "
-        message += "which is not supported by the built-in validator"
-        raise UnsupportedPddlError(f"problem {self._problem.name}", 1, message)
-
-    def _rule_body(self, rule: Rule, atom: Atom) -> Node:
-        return self.condition(rule.body, _bind(rule.parameters, atom[1:]))
+    def _count_parts(self, count: int = 1) -> None:
+        """Count parts of the result; the effects of a step are as many as the objects that they change."""
+        self._count_look(_LOOKS_OF_A_PART * count)
 
     def _count_look(self, count: int = 1) -> None:
         self._num_looks += count
         if self._num_looks > MAX_LOOKS:
-            self.refuse()
-
-    def _count_parts(self, count: int = 1) -> None:
-        """Count parts of the result; the effects of a step are as many as the objects that they change."""
-        self._count_look(count)
-        self._num_parts += count
-        if self._num_parts > MAX_GROUNDING:
-            self.refuse()
+            message = f"got more than {MAX_LOOKS} parts and choices when objects are filled in, "
+            message += "which is not supported by the built-in validator"
+            raise UnsupportedPddlError(f"problem {self._problem.name}", 1, message)
 
     def _literal(self, atom: Atom, positive: bool) -> Node:
         """Decide a literal that no step can change; keep the others."""
@@ -421,6 +381,45 @@ class Grounder:
             return atom
         # A function without a value stays, and fails whoever reads it.
         return self._problem.values.get(atom, atom)
+
+
+class _FactIndex:
+    """Facts found by some of their arguments; an index is built when it is first used."""
+
+    def __init__(self, facts: Iterable[Atom]):
+        self._facts = facts
+        self._by_predicate: dict[str, list[Atom]] | None = None
+        # For a predicate, the places of fixed arguments and the place of the variable: objects by
+        # the fixed arguments.
+        self._indices: dict[
+            tuple[str, tuple[int, ...], int], dict[tuple[str, ...], dict[str, None]]
+        ] = {}
+
+    def matches(self, pattern: Atom, variable: str) -> Mapping[str, None]:
+        """Find the objects of the variable in facts that agree with the pattern; its other variables match anything."""
+        target = pattern.index(variable)
+        places = tuple(place for place, term in enumerate(pattern) if place and term[0] != "?")
+        key = (pattern[0], places, target)
+        if key not in self._indices:
+            self._indices[key] = self._index_facts(*key)
+        return self._indices[key].get(tuple(pattern[place] for place in places), {})
+
+    def _index_facts(
+        self, predicate: str, places: tuple[int, ...], target: int
+    ) -> dict[tuple[str, ...], dict[str, None]]:
+        # Dictionaries stand for sets that keep their order, so that a run does not depend on the
+        # seed of hashes.
+        index: dict[tuple[str, ...], dict[str, None]] = {}
+        for atom in self._facts_of(predicate):
+            index.setdefault(tuple(atom[place] for place in places), {})[atom[target]] = None
+        return index
+
+    def _facts_of(self, predicate: str) -> list[Atom]:
+        if self._by_predicate is None:
+            self._by_predicate = {}
+            for atom in self._facts:
+                self._by_predicate.setdefault(atom[0], []).append(atom)
+        return self._by_predicate.get(predicate, [])
 
 
 def _bind(parameters: Sequence[Parameter], names: Sequence[str]) -> dict[str, str]:

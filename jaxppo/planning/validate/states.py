@@ -12,7 +12,6 @@ from jaxppo.planning.language.numeric import (
     evaluate,
     updated,
 )
-from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom
 from jaxppo.planning.language.task import Problem
 from jaxppo.planning.validate.ground import (
@@ -22,30 +21,19 @@ from jaxppo.planning.validate.ground import (
     GroundJunction,
     Node,
 )
-from jaxppo.planning.validate.grounding import MAX_RULES, Grounder
-
-# How much one plan may cost: about a second of evaluating conditions and effects beyond STRIPS.
-MAX_WORK = 2_000_000
-# Filling in a part of a formula takes about as long as evaluating this many.
-GROUNDING_WORK = 4
-
-
-class WorkLimitError(Exception):
-    """A plan needs more than `MAX_WORK`."""
+from jaxppo.planning.validate.grounding import Grounder
 
 
 class AtomBatch(NamedTuple):
     """Derived atoms that are computed together.
 
     Attributes:
-        strata: the atoms, stratum after stratum, each after those that it uses.
+        strata: the atoms and when each holds, stratum after stratum, each after those that it uses.
         uses: the batches that must be computed before.
-        cost: the work of filling in their rules.
     """
 
-    strata: tuple[tuple[Atom, ...], ...]
+    strata: tuple[tuple[tuple[Atom, Node], ...], ...]
     uses: frozenset[int]
-    cost: int
 
 
 class Rules:
@@ -55,12 +43,11 @@ class Rules:
     depends on older batches only, and of a problem with many derived atoms only those are computed that a plan reads.
 
     Attributes:
-        grounder: fills in the bodies of rules.
         batches: the batches so far; their numbers are their places here.
     """
 
     def __init__(self, problem: Problem, grounder: Grounder):
-        self.grounder = grounder
+        self._grounder = grounder
         self.batches: list[AtomBatch] = []
         self._strata = problem.domain.strata
         self._batch_numbers: dict[Atom, int] = {}
@@ -72,41 +59,41 @@ class Rules:
             UnsupportedPddlError: it depends on too many others.
         """
         if atom not in self._batch_numbers:
-            atoms, uses, cost = self._depth_first(atom)
+            members, uses = self._depth_first(atom)
             # A stable sort: within a stratum the depth-first order stays, so that few passes reach
             # the fixed point.
-            atoms.sort(key=lambda member: self._strata[member[0]])
-            strata = groupby(atoms, key=lambda member: self._strata[member[0]])
-            batch = AtomBatch(tuple(tuple(members) for _, members in strata), frozenset(uses), cost)
-            self._batch_numbers.update(dict.fromkeys(atoms, len(self.batches)))
+            members.sort(key=self._stratum_of)
+            strata = groupby(members, key=self._stratum_of)
+            for member, _ in members:
+                self._batch_numbers[member] = len(self.batches)
+            batch = AtomBatch(tuple(tuple(stratum) for _, stratum in strata), frozenset(uses))
             self.batches.append(batch)
         return self._batch_numbers[atom]
 
-    def _depth_first(self, atom: Atom) -> tuple[list[Atom], set[int], int]:
-        """List the atoms of a new batch, each after those that it uses; the older batches used; the work."""
-        order: list[Atom] = []
+    def _stratum_of(self, member: tuple[Atom, Node]) -> int:
+        atom, _ = member
+        return self._strata[atom[0]]
+
+    def _depth_first(self, atom: Atom) -> tuple[list[tuple[Atom, Node]], set[int]]:
+        """List the atoms of a new batch and when each holds, each after those that it uses; and the older batches."""
+        members: list[tuple[Atom, Node]] = []
         uses: set[int] = set()
-        visited = {atom}
-        body = self.grounder.body(atom)
-        cost = body.cost
+        self._grounder.start()
+        bodies = {atom: self._grounder.body(atom)}
         # With a stack of its own: a chain of rules may be longer than Python recurses.
-        stack = [(atom, _derived_in(body.node))]
+        stack = [(atom, _derived_in(bodies[atom]))]
         while stack:
             current, unvisited = stack[-1]
             used = next(unvisited, None)
             if used is None:
-                order.append(current)
+                members.append((current, bodies[current]))
                 stack.pop()
             elif used in self._batch_numbers:
                 uses.add(self._batch_numbers[used])
-            elif used not in visited:
-                visited.add(used)
-                body = self.grounder.body(used)
-                stack.append((used, _derived_in(body.node)))
-                cost += body.cost
-                if cost > MAX_RULES:
-                    self.grounder.refuse()
-        return order, uses, cost
+            elif used not in bodies:
+                bodies[used] = self._grounder.body(used)
+                stack.append((used, _derived_in(bodies[used])))
+        return members, uses
 
 
 class State:
@@ -119,22 +106,17 @@ class State:
     Attributes:
         facts: the atoms that hold; those of derived predicates are not among them.
         values: the functions that have a value.
-        work: what evaluating has cost so far.
     """
 
-    __slots__ = ("_computed", "_derived", "_paid", "_rules", "facts", "values", "work")
+    __slots__ = ("_computed", "_derived", "_rules", "facts", "values")
 
     def __init__(self, problem: Problem, rules: Rules):
         self.facts = set(problem.init)
         self.values = dict(problem.values)
-        self.work = 0
         self._rules = rules
         # None: the rules of the atom read a function without a value.
         self._derived: dict[Atom, bool | None] = {}
         self._computed: set[int] = set()
-        # A plan pays for filling in a batch or a step once, although it may need them again, and
-        # whether or not another plan has had them filled in before.
-        self._paid: set[int | Action] = set()
 
     def holds(self, node: Node) -> bool:
         """Return whether a ground condition holds; parts are read from left to right, and no further than needed.
@@ -142,7 +124,6 @@ class State:
         Raises:
             UndefinedNumberError: it reads a function without a value.
             UnsupportedPddlError: it depends on too many derived atoms.
-            WorkLimitError: the plan has cost too much.
         """
         # The most frequent first, and no `match`, which is slower: this is where the time goes.
         if isinstance(node, Literal):
@@ -186,25 +167,12 @@ class State:
         self._derived.clear()
         self._computed.clear()
 
-    def spend(self, work: int) -> None:
-        """Count work.
-
-        Raises:
-            WorkLimitError: the plan has cost too much.
-        """
-        self.work += work
-        if self.work > MAX_WORK:
-            raise WorkLimitError
-
-    def pay_once(self, item: int | Action, cost: int) -> None:
-        """Count the work of filling in a batch (its number) or a step, when the plan first needs it.
-
-        Raises:
-            WorkLimitError: the plan has cost too much.
-        """
-        if item not in self._paid:
-            self._paid.add(item)
-            self.spend(GROUNDING_WORK * cost)
+    def holds_if_defined(self, node: Node) -> bool | None:
+        """Return whether a ground condition holds; None where it reads a function without a value."""
+        try:
+            return self.holds(node)
+        except UndefinedNumberError:
+            return None
 
     def _holds_derived(self, atom: Atom) -> bool:
         # While a batch is computed all its atoms have a value, so this does not start to compute it
@@ -230,37 +198,27 @@ class State:
             # Two batches may use the same one, which is on the stack twice then.
             if number not in self._computed:
                 self._computed.add(number)
-                self._compute(number, batch)
+                self._compute(batch)
 
-    def _compute(self, number: int, batch: AtomBatch) -> None:
+    def _compute(self, batch: AtomBatch) -> None:
         """Compute the least fixed point of the rules of a batch, stratum after stratum."""
-        self.pay_once(number, batch.cost)
         for stratum in batch.strata:
-            self._derived.update(dict.fromkeys(stratum, False))
+            self._derived.update((atom, False) for atom, _ in stratum)
             while self._apply_rules(stratum):
                 pass
 
-    def _apply_rules(self, stratum: Sequence[Atom]) -> bool:
+    def _apply_rules(self, stratum: Sequence[tuple[Atom, Node]]) -> bool:
         """Apply the rules of these atoms once; return whether anything changed."""
         changed = False
-        for atom in stratum:
+        for atom, body in stratum:
             previous = self._derived[atom]
             # What holds once holds for good: within a stratum no rule reads the negation of its
             # atoms.
-            if previous:
-                continue
-            body = self._rules.grounder.body(atom)
-            self.spend(body.size)
-            value = self._holds_if_defined(body.node)
-            self._derived[atom] = value
-            changed = changed or value is not previous
+            if not previous:
+                value = self.holds_if_defined(body)
+                self._derived[atom] = value
+                changed = changed or value is not previous
         return changed
-
-    def _holds_if_defined(self, node: Node) -> bool | None:
-        try:
-            return self.holds(node)
-        except UndefinedNumberError:
-            return None
 
 
 def _derived_in(node: Node) -> Iterator[Atom]:

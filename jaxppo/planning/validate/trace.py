@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Binding, Condition, write_condition
-from jaxppo.planning.language.numeric import UndefinedNumberError
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
@@ -76,7 +75,7 @@ class Unmet(NamedTuple):
 
 _Parts = Sequence[tuple[Condition, Binding]]
 # What a step of plain STRIPS has beyond STRIPS.
-_NO_EXTRAS = Extras((), (), 0)
+_NO_EXTRAS = Extras((), ())
 
 
 def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
@@ -89,7 +88,6 @@ def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
     Raises:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
-    # None where evaluating the plan costs too much.
     num_executed = execute(problem, actions).executed_steps or 0
     return _Replay(problem).run(actions[: num_executed + 1], num_executed)
 
@@ -105,7 +103,6 @@ def unmet_conditions(problem: Problem, actions: Sequence[Action]) -> Unmet:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
     verdict = execute(problem, actions)
-    # None where evaluating the plan costs too much.
     num_executed = verdict.executed_steps or 0
     failing = actions[num_executed] if verdict.error is PlanError.PRECONDITION else None
     return _Replay(problem).unmet(actions[:num_executed], failing)
@@ -197,13 +194,7 @@ class _Replay:
     def _holds(self, condition: Condition, binding: Binding) -> bool:
         """Return whether a condition holds; one that reads a function without a value does not."""
         self._grounder.start()
-        # `execute` has found that the plan does not cost too much. A trace evaluates more, step by
-        # step, so each condition has the whole limit for itself.
-        self._state.work = 0
-        try:
-            return self._state.holds(self._grounder.condition(condition, binding))
-        except UndefinedNumberError:
-            return False
+        return self._state.holds_if_defined(self._grounder.condition(condition, binding)) is True
 
 
 def _false_conditions(checks: Sequence[ConditionCheck]) -> tuple[str, ...]:

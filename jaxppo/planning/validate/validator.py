@@ -30,7 +30,7 @@ from jaxppo.planning.language.task import check_action, compares_numbers
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.ground import Extras, Node, Step
 from jaxppo.planning.validate.grounding import Grounder
-from jaxppo.planning.validate.states import Rules, State, WorkLimitError
+from jaxppo.planning.validate.states import Rules, State
 
 
 class _Goal(NamedTuple):
@@ -96,8 +96,6 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
     the reason, even after a step with a false precondition. Steps are applied up to the first that is wrong in either
     way. The empty plan is executable, and valid where the goal holds at once.
 
-    A plan whose evaluation costs too much (see `states.MAX_WORK`; never in STRIPS) gets `VALIDATOR_TIMEOUT`.
-
     Args:
         problem: from `parse_problem`.
         actions: the plan, lower case.
@@ -107,17 +105,14 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
     """
     task = _task(problem)
     with task.lock:
-        steps, error = _legal_steps(task, actions)
+        num_legal, error = _count_legal(task, actions)
         state = State(problem, task.rules)
-        try:
-            stop = _run(task, state, actions, steps)
-            return _verdict(task, state, len(steps), error, stop)
-        except WorkLimitError:
-            return PlanVerdict.refused(PlanError.VALIDATOR_TIMEOUT)
+        stop = _run(task, state, actions[:num_legal])
+        return _verdict(task, state, num_legal, error, stop)
 
 
 def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
-    """Return the states of a plan, from the start to where `execute` stops, or to where evaluating costs too much.
+    """Return the states of a plan, from the start to where `execute` stops.
 
     Args:
         problem: from `parse_problem`.
@@ -128,18 +123,14 @@ def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
     """
     task = _task(problem)
     numbers_matter = compares_numbers(problem)
-    visits: list[Visit] = []
     with task.lock:
-        steps, _ = _legal_steps(task, actions)
+        num_legal, _ = _count_legal(task, actions)
         state = State(problem, task.rules)
-        try:
+        visits = [_visit(task, state, numbers_matter)]
+        for action in actions[:num_legal]:
+            if _run(task, state, [action]) is not None:
+                break
             visits.append(_visit(task, state, numbers_matter))
-            for number, step in enumerate(steps):
-                if _run(task, state, actions[number : number + 1], [step]) is not None:
-                    break
-                visits.append(_visit(task, state, numbers_matter))
-        except WorkLimitError:
-            pass  # the states so far are right
     return visits
 
 
@@ -176,52 +167,34 @@ def _goal(problem: Problem, grounder: Grounder) -> _Goal:
     return _Goal(tuple(true), tuple(false), tuple(compound), parts)
 
 
-def _legal_steps(
-    task: _Task, actions: Sequence[Action]
-) -> tuple[list[Step | None], PlanError | None]:
-    """Return the steps before the first wrong one, and what is wrong with that.
-
-    A step is None where no plan has used it yet: it is filled in only once the plan reaches it.
-    """
-    steps: list[Step | None] = []
-    cached_step = task.steps.get
-    for action in actions:
-        step = cached_step(action)
+def _count_legal(task: _Task, actions: Sequence[Action]) -> tuple[int, PlanError | None]:
+    """Return how many steps come before the first one that is wrong by itself, and what is wrong with that."""
+    for number, action in enumerate(actions):
         # An action in the cache has passed this check before.
-        if step is None:
-            error = check_action(task.problem, action)
-            if error is not None:
-                return steps, error
-        steps.append(step)
-    return steps, None
+        error = None if action in task.steps else check_action(task.problem, action)
+        if error is not None:
+            return number, error
+    return len(actions), None
 
 
-def _run(
-    task: _Task, state: State, actions: Sequence[Action], steps: list[Step | None]
-) -> _Stop | None:
+def _run(task: _Task, state: State, actions: Sequence[Action]) -> _Stop | None:
     """Apply steps up to the first that cannot be applied.
 
     The whole of judging STRIPS is this loop: two set comparisons and two set operations a step, on sets that the cache
-    holds ready. So it calls no function for them.
+    holds ready.
     """
     facts = state.facts
-    for number, step in enumerate(steps):
-        if step is None:
-            step = _step(task, actions[number])
-        true, false, delete, add, extras, cost = step
-        # Cached or not: a verdict must not depend on which plans were judged before this one.
-        if cost:
-            state.pay_once(actions[number], cost)
+    for number, action in enumerate(actions):
+        true, false, delete, add, extras = _step(task, action)
         if not (true <= facts and false.isdisjoint(facts)):
-            return _Stop(
-                number, _first_false(task, state, task.grounder.precondition_parts(actions[number]))
-            )
+            parts = task.grounder.precondition_parts(action)
+            return _Stop(number, _first_false(task, state, parts))
         if extras is None:
             # Derived atoms need not be forgotten: only steps with extras read any, and those forget
             # them at their end.
             facts -= delete
             facts |= add
-        elif reason := _apply(task, state, actions[number], step, extras):
+        elif reason := _apply(task, state, action, extras, delete, add):
             return _Stop(number, reason)
     return None
 
@@ -235,17 +208,19 @@ def _step(task: _Task, action: Action) -> Step:
     return step
 
 
-def _apply(task: _Task, state: State, action: Action, step: Step, extras: Extras) -> str | None:
+def _apply(
+    task: _Task,
+    state: State,
+    action: Action,
+    extras: Extras,
+    delete: frozenset[Atom],
+    add: frozenset[Atom],
+) -> str | None:
     """Apply a step that goes beyond STRIPS; where it cannot be applied, say why."""
-    state.spend(extras.size)
-    try:
-        applicable = all(map(state.holds, extras.conditions))
-    except UndefinedNumberError:
-        applicable = False
-    if not applicable:
+    if not all(map(state.holds_if_defined, extras.conditions)):
         return _first_false(task, state, task.grounder.precondition_parts(action))
     try:
-        state.apply(extras, step.delete, step.add)
+        state.apply(extras, delete, add)
     except UndefinedNumberError as error:
         return write_expression(error.args[0])
     except UpdateError as error:
@@ -259,17 +234,9 @@ def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Bin
     # words.
     for condition, binding in parts:
         task.grounder.start()
-        if not _holds(state, task.grounder.condition(condition, binding)):
+        if not state.holds_if_defined(task.grounder.condition(condition, binding)):
             return write_condition(condition, binding)
     raise AssertionError("expected a condition that does not hold")
-
-
-def _holds(state: State, node: Node) -> bool:
-    """Return whether a condition holds; one that reads a function without a value does not."""
-    try:
-        return state.holds(node)
-    except UndefinedNumberError:
-        return False
 
 
 def _verdict(
@@ -312,7 +279,7 @@ def _count_reached(task: _Task, state: State) -> int:
         [atom not in facts for atom in goal.false]
     )
     if goal.compound:
-        reached += sum([_holds(state, node) for node in goal.compound])
+        reached += sum([state.holds_if_defined(node) is True for node in goal.compound])
     return reached
 
 

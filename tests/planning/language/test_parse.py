@@ -13,7 +13,6 @@ from jaxppo.planning.language.parse import (
     parse_problem,
     parse_problem_names,
 )
-from tests.planning.cpu_time import within
 from tests.planning.delivery import DELIVERY, ERRAND
 
 
@@ -223,14 +222,3 @@ def test_parse_problem_names_reads_files_beyond_strips():
     assert (problem.goal, problem.init) == ((), frozenset())
     with pytest.raises(UnsupportedPddlError, match=":task"):
         parse_problem_names(DELIVERY.replace("(:action open", "(:task open"), ERRAND)
-
-
-@pytest.mark.clock
-def test_a_long_chain_of_types_is_refused_soon_and_a_shorter_one_is_read():
-    def domain(n_types):
-        types = " ".join(f"t{n} - t{n + 1}" for n in range(n_types))
-        return f"(define (domain d) (:types {types}) (:action a :parameters () :precondition () :effect (and)))"
-
-    with within(2), pytest.raises(PddlError, match="'t0'"):
-        parse_domain(domain(5_000))
-    assert len(parse_domain(domain(200)).ancestors["t0"]) == 201
