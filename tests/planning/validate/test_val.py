@@ -1,10 +1,7 @@
 """VAL as a subprocess: its real verdicts, and programs that misbehave in its place."""
 
-import errno
 import math
-import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -59,8 +56,7 @@ def test_val_that_refuses_the_domain_is_an_error_and_not_a_verdict():
 
 def test_run_val_checks_the_files_first(fake_val):
     fake_val("raise SystemExit('never called')")
-    long_name = PROBLEM.replace("attic", "a" * 1_000_000)
-    for problem in ("(define", "\x00" + PROBLEM, PROBLEM + "\ud800", PROBLEM.replace("attic", "../attic"), long_name):
+    for problem in ("(define", "\x00" + PROBLEM, PROBLEM + "\ud800", PROBLEM.replace("attic", "../attic")):
         with pytest.raises(PddlError, match=r"^<problem>"):
             run_val_many([(DOMAIN, PROBLEM, PLAN), (DOMAIN, problem, PLAN)])
 
@@ -85,68 +81,51 @@ def test_anything_unclear_is_a_crash_with_a_reason_that_is_logged_once(fake_val,
 
 
 @pytest.mark.parametrize(
-    ("body", "way_to_wait"),
+    "body",
     [
-        (f"{SAY_VALID}; time.sleep(60)", "pidfd"),
-        (f"{SAY_VALID}; time.sleep(60)", "wait"),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)", "pidfd"),
-        ("os.close(1); os.close(2); time.sleep(60)", "pidfd"),
-        ("subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)", "pidfd"),
+        f"{SAY_VALID}; time.sleep(60)",
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
+        "os.close(1); os.close(2); time.sleep(60)",
+        "subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)",
     ],
 )
-def test_program_that_hangs_is_stopped(fake_val, monkeypatch, body, way_to_wait):
-    if way_to_wait == "wait":
-        monkeypatch.setattr(val, "_open_pidfd", lambda pid: None)
+def test_program_that_hangs_is_stopped(fake_val, body):
     fake_val(body)
     assert run_val(DOMAIN, PROBLEM, PLAN, timeout_s=0.3) == TIMEOUT
 
 
 @linux_only
-@pytest.mark.parametrize("ending", ["time.sleep(60)", SAY_VALID])
-def test_what_the_program_started_is_killed_with_it(fake_val, tmp_path, ending):
-    fake_val(f"child = subprocess.Popen(['sleep', '60'])\nopen(HERE + '/pid', 'w').write(str(child.pid))\n{ending}")
-    verdict = run_val(DOMAIN, PROBLEM, PLAN, timeout_s=0.5 if "sleep" in ending else 30)
-    assert verdict == (TIMEOUT if "sleep" in ending else VALID)
+def test_what_a_program_that_hangs_has_started_is_killed_with_it(fake_val, tmp_path):
+    fake_val(
+        "child = subprocess.Popen(['sleep', '60'])\nopen(HERE + '/pid', 'w').write(str(child.pid))\ntime.sleep(60)"
+    )
+    assert run_val(DOMAIN, PROBLEM, PLAN, timeout_s=0.5) == TIMEOUT
     child = int((tmp_path / "pid").read_text())
     assert wait_until(lambda: not is_running(child))
 
 
-@pytest.mark.parametrize("way_to_wait", ["pidfd", "wait"])
-def test_nobody_waits_for_output_that_a_grandchild_keeps_open(fake_val, monkeypatch, way_to_wait):
-    if way_to_wait == "wait":
-        monkeypatch.setattr(val, "_open_pidfd", lambda pid: None)
+def test_nobody_waits_for_output_that_a_grandchild_keeps_open(fake_val):
     fake_val(f"subprocess.Popen(['sleep', '20'], start_new_session=True); {SAY_VALID}")
     assert run_val(DOMAIN, PROBLEM, PLAN, timeout_s=10) == VALID
 
 
-FLOOD = "for _ in range(2_000): sys.{}.write('x' * 20_000); time.sleep(0.002)\nopen(HERE + '/finished', 'w')"
-
-
-@pytest.mark.parametrize(
-    ("output", "limited_by_system"),
-    [
-        pytest.param(FLOOD.format("stdout"), True, marks=linux_only),
-        (FLOOD.format("stderr"), False),
-        ("print('x' * (3 << 20))", False),
-    ],
-)
-def test_too_much_output_is_a_crash(fake_val, tmp_path, monkeypatch, caplog, output, limited_by_system):
-    monkeypatch.setattr(val, "_logged", set())
-    monkeypatch.setattr(val, "_OUTPUT_MIB", 2)
-    if not limited_by_system:
-        monkeypatch.setattr(val, "_limit", lambda pid, memory_mib: None)
-    fake_val(f"{SAY_VALID}\n{output}")
+@linux_only
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_too_much_output_is_a_crash(fake_val, tmp_path, monkeypatch, stream):
+    monkeypatch.setattr(val, "_OUTPUT_BYTES", 2 << 20)
+    flood = f"for _ in range(2_000): sys.{stream}.write('x' * 20_000); time.sleep(0.002)"
+    fake_val(f"{SAY_VALID}\n{flood}\nopen(HERE + '/finished', 'w')")
     assert run_val(DOMAIN, PROBLEM, PLAN) == CRASH
-    assert "2 MiB" in caplog.text
     assert not (tmp_path / "finished").exists()
 
 
 @linux_only
-def test_memory_beyond_the_limit_is_a_crash(fake_val):
+@pytest.mark.parametrize(("limit_mib", "expected"), [(500, CRASH), (1500, VALID)])
+def test_memory_beyond_the_limit_is_a_crash(fake_val, monkeypatch, limit_mib, expected):
+    monkeypatch.setattr(val, "_MEMORY_BYTES", limit_mib << 20)
     # Address space, which is what is limited; nothing is written there.
     fake_val(f"import mmap; time.sleep(0.1); hoard = mmap.mmap(-1, 600 << 20); {SAY_VALID}")
-    assert run_val(DOMAIN, PROBLEM, PLAN, memory_mib=500) == CRASH
-    assert run_val(DOMAIN, PROBLEM, PLAN, memory_mib=1500) == VALID
+    assert run_val(DOMAIN, PROBLEM, PLAN) == expected
 
 
 @linux_only
@@ -154,7 +133,7 @@ def test_a_crash_leaves_no_core_file(fake_val, tmp_path):
     fake_val(
         "import resource; time.sleep(0.1); print(resource.getrlimit(resource.RLIMIT_CORE), flush=True); os.abort()"
     )
-    answer = val._run([str(find_val()), str(tmp_path / "Validate")], tmp_path, val._Limits(30, 2048), threading.Event())
+    answer = val._run([str(find_val()), tmp_path / "Validate"], tmp_path, 30)
     assert answer.stdout == "(0, 0)\n"
 
 
@@ -189,31 +168,14 @@ def test_equal_cases_are_asked_once(fake_val, tmp_path):
     assert run_val_many([]) == []
 
 
-def test_an_error_ends_the_programs_that_still_run(fake_val, tmp_path):
-    fake_val(f"if 'stay' in PLAN: time.sleep(0.3); {REFUSE}\nelse: time.sleep(4); open(HERE + '/finished', 'w')")
+def test_after_an_error_no_other_program_starts(fake_val, tmp_path):
+    fake_val(f"open(HERE + '/calls', 'a').write('x')\nif 'stay' in PLAN: {REFUSE}\nelse: time.sleep(0.5)")
     with pytest.raises(ValidatorError, match="VAL"):
-        run_val_many([(DOMAIN, PROBLEM, STAY), *((DOMAIN, PROBLEM, PLAN[:n]) for n in range(4))], workers=2)
-    assert not (tmp_path / "finished").exists()
+        run_val_many([(DOMAIN, PROBLEM, STAY), *((DOMAIN, PROBLEM, PLAN[:n]) for n in range(4))], workers=1)
+    assert len((tmp_path / "calls").read_text()) <= 2
 
 
-def test_a_start_that_fails_for_a_moment_is_tried_again(fake_val, monkeypatch):
-    fake_val(SAY_VALID)
-    real, failures = subprocess.Popen, [OSError(errno.EAGAIN, "busy"), OSError(errno.ETXTBSY, "busy")]
-
-    def start(*args, **kwargs):
-        if failures:
-            raise failures.pop()
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    assert run_val(DOMAIN, PROBLEM, PLAN) == VALID
-    failures += [OSError(errno.EAGAIN, "busy")] * 20
-    monkeypatch.setattr(val, "_START_PAUSE_S", 0.0)
-    with pytest.raises(ValidatorError, match=r"Validate.*busy"):
-        run_val(DOMAIN, PROBLEM, PLAN)
-
-
-@pytest.mark.parametrize(("name", "limit"), [("timeout_s", math.nan), ("workers", 0), ("memory_mib", -1)])
+@pytest.mark.parametrize(("name", "limit"), [("timeout_s", math.nan), ("workers", 0)])
 def test_limits_must_be_positive(name, limit):
     with pytest.raises(ConfigError, match=name):
         run_val_many([(DOMAIN, PROBLEM, PLAN)], **{name: limit})
