@@ -152,17 +152,12 @@ def read_objects(
     items: Sequence[Node], constants: Mapping[str, Types], scope: Scope
 ) -> dict[str, Types]:
     """Read constants or objects, and list them after the given constants."""
-    objects = dict(constants)
     declarations = []
     for name, types in read_typed_list(items, scope):
         declarations.append((read_name(name, scope, "an object"), types))
         if name in scope.functions:
             scope.fail(name, "an object that is not named like a function (VAL reads the function)")
-    objects.update(declarations)
-    # Almost no text declares a name twice; only then the types of both declarations are joined.
-    if len(objects) < len(constants) + len(declarations):
-        return declared_types(declarations, constants)
-    return objects
+    return declared_types(declarations, constants)
 
 
 def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, ...]]:
@@ -228,7 +223,13 @@ def _action(form: list[Node], scope: Scope) -> ActionSchema:
     precondition = read_conjuncts(parts.get(":precondition", []), scope)
     always, effects = read_effects(parts.get(":effect") or ["and"], scope)
     return ActionSchema(
-        name, parameters, precondition, always.add, always.delete, always.updates, effects
+        name=name,
+        parameters=parameters,
+        precondition=precondition,
+        add=tuple(always.add),
+        delete=tuple(always.delete),
+        updates=tuple(always.updates),
+        effects=effects,
     )
 
 

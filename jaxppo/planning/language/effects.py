@@ -32,19 +32,8 @@ class Effect:
         updates: the changes of numbers.
     """
 
-    parameters: tuple[Parameter, ...] = ()
-    conditions: tuple[Condition, ...] = ()
-    add: tuple[Atom, ...] = ()
-    delete: tuple[Atom, ...] = ()
-    updates: tuple[Update, ...] = ()
-
-
-@dataclass(slots=True)
-class _Group:
-    """The effects under the same `forall`s and `when`s, while they are collected."""
-
-    parameters: tuple[Parameter, ...] = ()
-    conditions: tuple[Condition, ...] = ()
+    parameters: tuple[Parameter, ...]
+    conditions: tuple[Condition, ...]
     add: list[Atom] = field(default_factory=list)
     delete: list[Atom] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
@@ -61,23 +50,13 @@ def read_effects(node: Node, scope: Scope) -> tuple[Effect, tuple[Effect, ...]]:
     Returns:
         What always happens, and what happens under conditions or for several objects.
     """
-    groups = [_Group()]
+    groups = [Effect((), ())]
     _read(node, scope, groups, groups[0], "top")
-    effects = [
-        Effect(
-            group.parameters,
-            group.conditions,
-            tuple(group.add),
-            tuple(group.delete),
-            tuple(group.updates),
-        )
-        for group in groups
-    ]
     # The first group has no `forall` or `when` around it.
-    return effects[0], tuple(effects[1:])
+    return groups[0], tuple(groups[1:])
 
 
-def _read(node: Node, scope: Scope, groups: list[_Group], group: _Group, place: str) -> None:
+def _read(node: Node, scope: Scope, groups: list[Effect], group: Effect, place: str) -> None:
     form, head = headed(node, scope, "an effect '(predicate ...)' or '(and)'")
     if head in ("and", "when", "forall") and place == "flat":
         scope.fail(
@@ -101,15 +80,15 @@ def _read(node: Node, scope: Scope, groups: list[_Group], group: _Group, place: 
         _add_literal(form, scope, group)
 
 
-def _read_when(form: list[Node], scope: Scope, groups: list[_Group], outer: _Group) -> None:
+def _read_when(form: list[Node], scope: Scope, groups: list[Effect], outer: Effect) -> None:
     if len(form) != 3:
         scope.fail(form, "'(when (condition) (effect))'")
     conditions = (*outer.conditions, *read_conjuncts(form[1], scope, may_be_empty=False))
-    groups.append(_Group(outer.parameters, conditions))
+    groups.append(Effect(outer.parameters, conditions))
     _read(form[2], scope, groups, groups[-1], "when")
 
 
-def _read_forall(form: list[Node], scope: Scope, groups: list[_Group], outer: _Group) -> None:
+def _read_forall(form: list[Node], scope: Scope, groups: list[Effect], outer: Effect) -> None:
     if len(form) != 3:
         scope.fail(form, "'(forall (?variable ...) (effect))'")
     parameters, inner = quantifier_scope(form[1], scope)
@@ -118,11 +97,11 @@ def _read_forall(form: list[Node], scope: Scope, groups: list[_Group], outer: _G
     is_nested = outer.parameters or outer.conditions
     if is_nested and not scope.terms.keys().isdisjoint(dict(parameters)):
         scope.fail(form, "a 'forall' inside a 'forall' or 'when' to have variables of its own")
-    groups.append(_Group((*outer.parameters, *parameters), outer.conditions))
+    groups.append(Effect((*outer.parameters, *parameters), outer.conditions))
     _read(form[2], inner, groups, groups[-1], "forall")
 
 
-def _add_literal(form: list[Node], scope: Scope, group: _Group) -> None:
+def _add_literal(form: list[Node], scope: Scope, group: Effect) -> None:
     negated = form[1] if form[0] == "not" and len(form) == 2 else None
     if isinstance(negated, list) and negated[:1] in (["not"], ["and"], ["or"]):
         scope.fail(form, "an effect '(predicate ...)' or '(not (predicate ...))'")

@@ -3,7 +3,7 @@
 A name that is declared more than once has the types that VAL gives it, which reads the last declaration first.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxppo.planning.language.scope import (
     ROOT_TYPE,
@@ -90,18 +90,15 @@ def read_typed_list(items: Sequence[Node], scope: Scope) -> Iterator[tuple[str, 
 
 def read_parameters(items: Sequence[Node], scope: Scope) -> tuple[Parameter, ...]:
     """Read a typed list of variables; of several with one name each has the types of all, and the last one's value."""
-    parameters = tuple(
-        Parameter(read_variable(name, scope), types)
-        for name, types in read_typed_list(items, scope)
-    )
-    if len(dict(parameters)) == len(parameters):
-        return parameters
-    types_of = declared_types(parameters)
-    return tuple(Parameter(name, types_of[name]) for name, _ in parameters)
+    declarations = []
+    for name, types in read_typed_list(items, scope):
+        declarations.append((read_variable(name, scope), types))
+    types_of = declared_types(declarations)
+    return tuple(Parameter(name, types_of[name]) for name, _ in declarations)
 
 
 def declared_types(
-    declarations: Iterable[tuple[str, Types]], earlier_types: Mapping[str, Types] | None = None
+    declarations: Sequence[tuple[str, Types]], earlier_types: Mapping[str, Types] | None = None
 ) -> dict[str, Types]:
     """Map each name of a list to its types, in the order of the list.
 
@@ -110,12 +107,11 @@ def declared_types(
         earlier_types: the types of names that an earlier list has declared.
     """
     types_of = dict(earlier_types or {})
-    listed = list(declarations)
     # First every name in the order of the text, then its types from the last declaration on, as VAL
     # reads them.
-    for name, _ in listed:
+    for name, _ in declarations:
         types_of.setdefault(name, ())
-    for name, types in reversed(listed):
+    for name, types in reversed(declarations):
         types_of[name] = _joined(types_of[name], types)
     return types_of
 

@@ -85,7 +85,7 @@ def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
     sentences = [f"You can {phrase}, where {listed(kinds)}." if kinds else f"You can {phrase}."]
     if schema.precondition:
         sentences.append(f"Needed: {_joined(map(clauses.condition, schema.precondition))}.")
-    unconditional = Effect((), (), schema.add, schema.delete, schema.updates)
+    unconditional = Effect((), (), list(schema.add), list(schema.delete), list(schema.updates))
     sentences += _results(unconditional, clauses)
     for effect in schema.effects:
         sentences += _conditional(effect, clauses)

@@ -7,9 +7,6 @@ saves the plans on which it does not.
 import hashlib
 import json
 import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from numbers import Real
@@ -27,8 +24,6 @@ MAX_SAVED = 100
 _LOG = logging.getLogger(__name__)
 # Verdicts that say nothing about the plan itself.
 _NO_VERDICT = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
-# Folders that are being written. A run that is killed leaves them, and they are not counted.
-_UNFINISHED = ".unfinished-"
 
 
 class AuditResult(NamedTuple):
@@ -67,7 +62,7 @@ class Audit:
     """
 
     def __init__(self, rate: float, seed: int, folder: Path | None, timeout_s: float = 30.0):
-        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate <= 1:
+        if not isinstance(rate, Real) or not 0 <= rate <= 1:
             raise ConfigError(f"audit_rate: expected a number in [0, 1], got {rate!r}")
         if not timeout_s > 0:
             raise ConfigError(f"val_timeout_s: expected a positive number, got {timeout_s!r}")
@@ -105,9 +100,7 @@ class Audit:
                     failed += 1
             elif (verdict.valid, verdict.executable) != (val_verdict.valid, val_verdict.executable):
                 disagreements += 1
-                saved += self._save_disagreement(
-                    digest, case, {"checked": verdict, "val": val_verdict}
-                )
+                saved += self._save(digest, case, {"checked": verdict, "val": val_verdict})
         return AuditResult(len(sample), disagreements, failed, saved, deviations)
 
     def _sample(
@@ -121,17 +114,27 @@ class Audit:
                 sample.setdefault(digest, (case, verdict))
         return sample
 
-    def _save_disagreement(
-        self, digest: str, case: Case, verdicts: Mapping[str, PlanVerdict]
-    ) -> list[Path]:
-        """Save a plan with both verdicts, unless there is enough; a full disk does not end a training run."""
+    def _save(self, digest: str, case: Case, verdicts: Mapping[str, PlanVerdict]) -> list[Path]:
+        """Save a plan with both verdicts, unless it is saved already or there are enough."""
         if self.folder is None:
             return []
-        try:
-            return _save(self.folder, self.folder / digest, case, verdicts)
-        except OSError as error:
-            _LOG.warning("audit: a disagreement with VAL could not be saved: %s", error)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / digest
+        if target.exists() or len(list(self.folder.iterdir())) >= MAX_SAVED:
             return []
+        domain, problem, plan = case
+        verdicts_as_data = {name: asdict(verdict) for name, verdict in verdicts.items()}
+        texts = {
+            "domain.pddl": domain,
+            "problem.pddl": problem,
+            "plan.txt": format_plan(plan),
+            "verdicts.json": json.dumps(verdicts_as_data, indent=2) + "\n",
+        }
+        # Another process may save the same plan at the same time.
+        target.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (target / name).write_text(text, encoding="utf-8", errors="replace", newline="\n")
+        return [target]
 
 
 def _digest(case: Case) -> str:
@@ -170,35 +173,3 @@ def _ask_val(cases: Sequence[Case], timeout_s: float) -> list[PlanVerdict]:
             _LOG.warning("audit: %s", error)
             verdicts.append(PlanVerdict.refused(PlanError.VALIDATOR_CRASH))
     return verdicts
-
-
-def _save(
-    folder: Path, target: Path, case: Case, verdicts: Mapping[str, PlanVerdict]
-) -> list[Path]:
-    """Write a folder under another name first, so that it is never seen incomplete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    saved = [entry for entry in folder.iterdir() if not entry.name.startswith(_UNFINISHED)]
-    if target in saved or len(saved) >= MAX_SAVED:
-        return []
-    domain, problem, plan = case
-    texts = {
-        "domain.pddl": domain,
-        "problem.pddl": problem,
-        "plan.txt": format_plan(plan),
-        "verdicts.json": json.dumps(
-            {name: asdict(verdict) for name, verdict in verdicts.items()}, indent=2
-        )
-        + "\n",
-    }
-    unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder))
-    try:
-        for name, text in texts.items():
-            (unfinished / name).write_text(text, encoding="utf-8", errors="replace", newline="\n")
-        unfinished.chmod(0o755)  # mkdtemp's folders can be read by their owner only
-        os.rename(unfinished, target)
-    except OSError:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if target.is_dir():  # another process was faster
-            return []
-        raise
-    return [target]

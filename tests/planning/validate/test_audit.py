@@ -80,7 +80,7 @@ def test_temporal_plans_are_audited_too(tmp_path):
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_disagreement_is_saved_once_and_counted_each_time_and_so_many_are_kept(tmp_path, monkeypatch, caplog):
+def test_a_disagreement_is_saved_once_and_counted_each_time_and_so_many_are_kept(tmp_path, monkeypatch):
     folder = tmp_path / "a" / "found"
     check = Audit(1.0, 0, folder).check
     assert len(check([CASE, LETTERS[0]], [FAILED, VALID]).saved) == 1
@@ -89,27 +89,10 @@ def test_a_disagreement_is_saved_once_and_counted_each_time_and_so_many_are_kept
     assert len(list(folder.iterdir())) == 1
     assert Audit(1.0, 0, None).check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])  # no folder
     assert Audit(1.0, 0, None).check([CASE], [UNJUDGED]) == AuditResult(1, 0, 1, [])
-    # So many are kept, where a folder can be written.
+    # So many are kept.
     monkeypatch.setattr(audit, "MAX_SAVED", 3)
-    (tmp_path / "found" / ".unfinished-old").mkdir(parents=True)  # left by a run that was killed: not counted
     result = Audit(1.0, 0, tmp_path / "found").check(LETTERS[:5], [MISSED] * 5)
     assert (result.disagreements, len(result.saved)) == (5, 3)
-    (tmp_path / "file").write_text("")
-    assert Audit(1.0, 0, tmp_path / "file").check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])
-    assert len(caplog.records) == 1
-
-
-@pytest.mark.usefixtures("asked")
-def test_another_process_that_saves_the_same_is_no_error(tmp_path, monkeypatch):
-    def slower(unfinished, target):
-        target.mkdir()
-        (target / "plan.txt").write_text("theirs")
-        raise OSError("not empty")
-
-    monkeypatch.setattr(audit.os, "rename", slower)
-    assert Audit(1.0, 0, tmp_path / "found").check([CASE], [FAILED]) == AuditResult(1, 1, 0, [])
-    (folder,) = (tmp_path / "found").iterdir()
-    assert (folder / "plan.txt").read_text() == "theirs"
 
 
 @pytest.mark.parametrize("body", ["time.sleep(60)", "print('Problem in domain definition!', file=sys.stderr)"])
@@ -152,7 +135,7 @@ def test_equal_plans_are_audited_once_and_texts_that_run_together_are_different(
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [*(("audit_rate", rate) for rate in (-0.1, 1.01, math.nan, "0.5", True)), ("val_timeout_s", 0)],
+    [*(("audit_rate", rate) for rate in (-0.1, 1.01, math.nan, "0.5")), ("val_timeout_s", 0)],
 )
 def test_the_rate_is_a_fraction_and_the_timeout_positive(setting, value):
     rate, timeout_s = (value, 30.0) if setting == "audit_rate" else (0.1, value)
