@@ -349,7 +349,6 @@ def _run_updates(
             f"{title} of {config.sft_model_path} on {config.data.dataset}: {config.num_updates} updates of "
             f"{config.batch_size} completions, into {run.folder}"
         ),
-        stages=("evaluation before", title, "evaluation after", "saving"),
         is_over=health.is_over,
         watch=lambda output: health.check(output.record, *output.watched),
         old_metric_names=config.old_metric_names,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxppo.evaluate.intervals import interval_text
-from jaxppo.run.console import Console, ProgressView
+from jaxppo.run.console import Console
 
 _SHORT_PROMPT = 160
 """Characters of a prompt that a terminal shows whole."""
@@ -39,7 +39,7 @@ def print_before_and_after(
         console.sample_table(f"{split}, before and after", rows, columns)
 
 
-def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]]) -> None:
+def show_samples(console: Console, samples: Sequence[dict[str, Any]]) -> None:
     """Show some samples of an update, with all that is known about their rewards."""
     # What all prompts of the update have in common is cut, so those that are not shown count, too.
     prompts = telling_parts([sample["prompt"] for sample in samples])
@@ -50,7 +50,7 @@ def show_samples(progress: ProgressView, samples: Sequence[dict[str, Any]]) -> N
     other_columns = ("step", "id", "prompt", "completion", "score")
     reward_parts = [name for name in rows[0] if name not in other_columns]
     columns = ["prompt", "completion", *reward_parts, "score"]
-    progress.samples(f"Samples of update {samples[0]['step']}", rows, columns)
+    console.sample_table(f"Samples of update {samples[0]['step']}", rows, columns)
 
 
 def telling_parts(prompts: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from jaxppo.config import LoopConfig
@@ -10,11 +9,12 @@ from jaxppo.config.sources import flatten
 from jaxppo.parallel import processes
 from jaxppo.run import activity, headline, preemption
 from jaxppo.run.checkpoints import EMPTY_HOST_STATE, Checkpoints, can_be_saved
-from jaxppo.run.console import ProgressView
+from jaxppo.run.console import Console
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.metrics import with_old_names
 from jaxppo.run.preemption import Preempted
+from jaxppo.run.progress import Progress
 from jaxppo.types import HostState, TrainState
 
 
@@ -40,14 +40,13 @@ class Steps(NamedTuple):
     meta: dict[str, Any]  # from `Run.meta`
     title: str  # for the view
     header: str  # the run in a line, for the view
-    stages: tuple[str, ...] = ()  # of the whole command, for the view
     # Whether the run cannot go on after this record.
     is_over: Callable[[dict[str, Any]], bool] = lambda record: False
     # warns, or raises where the run cannot go on
     watch: Callable[[StepOutput], None] = lambda output: None
     old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
     # samples; None: the run has none
-    show: Callable[[ProgressView, Sequence[dict[str, Any]]], None] | None = None
+    show: Callable[[Console, Sequence[dict[str, Any]]], None] | None = None
     # What a resumed run does with a restored state whose checkpoint was saved under other values of
     # these settings.
     change: Callable[[TrainState, Collection[str]], TrainState] = lambda state, names: state
@@ -127,18 +126,19 @@ class TrainingLoop:
             self._checkpoints,
             JsonlLog(metrics_path, enabled=is_first) as metrics,
             JsonlLog(samples_path, enabled=is_first and self._steps.show is not None) as samples,
-            self._progress() as progress,
+            self._run.console.progress(
+                self._steps.total,
+                self._steps.title,
+                self.start,
+                header=self._steps.header,
+                hint=headline.hint,
+            ) as progress,
         ):
             # A log may be ahead of the checkpoint: the steps after it are taken, and logged, again.
             metrics.truncate_after(self.start)
             samples.truncate_after(self.start)
-            if self.start and is_first:
-                records = read_metrics(metrics_path)
-                self._warn_of_lost_records(records)
-                progress.recall(map(headline.numbers, records))
-            progress.doing("compiling")
             for number in range(self.start, self._steps.total):
-                output = self._step(state, number, metrics, progress)
+                output = self._step(state, number, metrics)
                 state = output.state
                 self._finish(output, metrics, samples, progress)
         preemption.set_unsaved(False)
@@ -169,17 +169,7 @@ class TrainingLoop:
         saved = processes.on_first(lambda: self._checkpoints.read_meta(self.start)["config"])
         return set(changed_settings(saved, self._steps.meta["config"], self._run.config))
 
-    def _warn_of_lost_records(self, records: Sequence[dict[str, Any]]) -> None:
-        missing = sorted({*range(1, self.start + 1)} - {record["step"] for record in records})
-        if missing:
-            self._run.console.warn(
-                f"{self._run.folder / METRICS_FILE}: expected the records of updates 1 to {self.start}, {len(missing)} "
-                f"are missing, the first that of update {missing[0]}"
-            )
-
-    def _step(
-        self, state: TrainState, number: int, metrics: JsonlLog, progress: ProgressView
-    ) -> StepOutput:
+    def _step(self, state: TrainState, number: int, metrics: JsonlLog) -> StepOutput:
         """Take a step and evaluate where that is due; save before anything ends the run here.
 
         `state` and `num_done` always belong together: before the step they are those of the step before, after it those
@@ -198,7 +188,6 @@ class TrainingLoop:
             preemption.set_unsaved(True)
             self._record = output.record
             if self._config.evaluates_at(num_done, total):
-                progress.doing("evaluation")
                 self._record |= self._steps.evaluate(state)
             self._config.check_record(self._record, total)
             return output
@@ -220,7 +209,7 @@ class TrainingLoop:
             raise
 
     def _finish(
-        self, output: StepOutput, metrics: JsonlLog, samples: JsonlLog, progress: ProgressView
+        self, output: StepOutput, metrics: JsonlLog, samples: JsonlLog, progress: Progress
     ) -> None:
         """Log a step, save it where that is due, look at it, show it."""
         steps = self._steps
@@ -233,7 +222,7 @@ class TrainingLoop:
             samples.append(sample)
         if output.samples and steps.show is not None:
             self._run.trackers.samples(num_done, output.samples)
-            steps.show(progress, output.samples)
+            steps.show(self._run.console, output.samples)
         if self._config.saves_at(num_done, steps.total) or steps.is_over(record):
             with activity.show("saving"):
                 self._save(num_done, output.state)
@@ -256,17 +245,6 @@ class TrainingLoop:
     def _meta(self, record: dict[str, Any]) -> dict[str, Any]:
         episode = {"episode": record["episode"]} if "episode" in record else {}
         return self._steps.meta | {"step": record["step"], **episode, "metrics": record}
-
-    def _progress(self) -> AbstractContextManager[ProgressView]:
-        steps = self._steps
-        return self._run.console.progress(
-            steps.total,
-            steps.title,
-            self.start,
-            header=steps.header,
-            stages=steps.stages,
-            hint=headline.hint,
-        )
 
     def _print_best(self) -> None:
         """Say which checkpoint is the best one, where one is chosen, and how to get its models."""

@@ -20,7 +20,7 @@ from jaxppo.config.sources import flatten, plain_values
 from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.parallel import processes
 from jaxppo.run.console import sanitize
-from jaxppo.run.live_view import format_value
+from jaxppo.run.progress import format_value
 from jaxppo.run.preemption import Preempted
 
 TENSORBOARD_FOLDER = "tensorboard"

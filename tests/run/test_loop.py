@@ -1,7 +1,6 @@
 """What a run does around its steps, with steps that only count: settings, logs and signals across a resume."""
 
 import os
-import re
 import shutil
 import signal
 
@@ -132,17 +131,6 @@ def test_settings_may_change_that_are_named(folder):
     assert logged(folder)[-1] == (6, 36.0)
     assert "kl_coef: 0.5\n" in (folder / "config.yaml").read_text()
     count(configured(folder, resume=True, **changes))  # the last checkpoint has them
-
-
-def test_records_that_the_log_has_lost_are_counted(folder, capsys):
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text(lines[1] + lines[2] + lines[4])
-    resume(folder)
-    assert logged(folder) == [(n, float(n * n)) for n in (2, 3, 5, 6)]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"warning: {path}: ")
-    assert re.findall(r"\d+", line.removeprefix(f"warning: {path}: ")) == ["1", "5", "2", "1"]
 
 
 def test_results_that_are_no_json_are_refused_and_stay_as_they_are(folder):
