@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,7 +28,7 @@ from jaxppo.parallel import platform, processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.run import activity
 from jaxppo.run.console import Console
-from jaxppo.run.lock import FolderLock
+from jaxppo.run.lock import LOCK_FILE, FolderLock
 from jaxppo.run.preemption import Preemption
 from jaxppo.run.trackers import Trackers
 
@@ -216,8 +215,11 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output_dir: expected a folder, but {folder} is a file")
     # A process that was killed while it claimed the folder may have left the configuration
-    # half-written.
-    if folder.exists() and any(not is_partial(entry, CONFIG_FILE) for entry in folder.iterdir()):
+    # half-written, and its lock.
+    entries = (
+        [path for path in folder.iterdir() if path.name != LOCK_FILE] if folder.exists() else []
+    )
+    if not all(is_partial(path, CONFIG_FILE) for path in entries):
         raise ConfigError(
             f"output_dir: expected a new or empty folder, got {folder} that holds other files; name another"
         )
@@ -232,35 +234,16 @@ def claim(folder: Path, config: Any, run: RunConfig) -> None:
     """
     if check(folder, config, run):
         return
-    # Written under a name of its own first: of two processes that claim the folder at once, the
-    # first link wins, and a killed one leaves no half-written configuration.
-    partial = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_yaml(config, partial, command_line())
-        try:
-            _link_or_copy(partial, folder / CONFIG_FILE)
-        finally:
-            partial.unlink()
-    except FileExistsError:
-        raise ConfigError(
-            f"output_dir: expected a new folder, got {folder} that another run has just claimed"
-        ) from None
+        with FolderLock(folder):
+            # Another process may have claimed it since.
+            if not check(folder, config, run):
+                write_yaml(config, folder / CONFIG_FILE, command_line())
     except OSError as error:
         raise ConfigError(
             f"output_dir: expected a folder to write to, got {folder} ({error.strerror})"
         ) from None
-
-
-def _link_or_copy(partial: Path, path: Path) -> None:
-    """Give a whole file its name; unlike a rename, this fails where the name is taken."""
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        with path.open("x", encoding="utf-8") as file:
-            file.write(partial.read_text(encoding="utf-8"))
 
 
 def command_line() -> str:
