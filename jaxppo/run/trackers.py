@@ -20,8 +20,8 @@ from jaxppo.config.sources import flatten, plain_values
 from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.parallel import processes
 from jaxppo.run.console import sanitize
-from jaxppo.run.progress import format_value
 from jaxppo.run.preemption import Preempted
+from jaxppo.run.progress import format_value
 
 TENSORBOARD_FOLDER = "tensorboard"
 """Folder in a run folder for TensorBoard's event files."""
@@ -237,11 +237,7 @@ class TensorBoard:
         self._add(step, self._summary(value=points))
 
     def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
-        """Add a table in Markdown."""
-        cells = [list(rows[0]), ["---"] * len(rows[0])]
-        cells += [list(row.values()) for row in rows]
-        lines = [f"| {' | '.join(map(_markdown_cell, line))} |\n" for line in cells]
-        self._add(step, self._text("samples", "".join(lines)))
+        """Do nothing: `samples.jsonl` and the report have them."""
 
     def flush(self) -> None:
         """Bring all points to the disk."""
@@ -257,13 +253,6 @@ class TensorBoard:
         self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         if time.monotonic() - self._flushed_at > FLUSH_S:
             self.flush()
-
-
-def _markdown_cell(text: str) -> str:
-    """Return a text that HTML and Markdown show as it is: punctuation becomes character references."""
-    return "".join(
-        char if char.isalnum() or char in " -.,;:()" else f"&#{ord(char)};" for char in text
-    )
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def open_trackers(folder, *report_to, warn=pytest.fail, **settings):
     return Trackers(report_to, folder, config, warn)
 
 
-def test_tensorboard_gets_numbers_samples_and_the_configuration_without_secrets(tmp_path):
+def test_tensorboard_gets_numbers_and_the_configuration_without_secrets(tmp_path):
     url = "https://me:hunter2@example.org"
     settings = {"reward_funcs": ("server",), "reward_server_url": url, "kl_coef": 0.125}
     with open_trackers(tmp_path, "tensorboard", **settings) as opened:
@@ -35,20 +35,12 @@ def test_tensorboard_gets_numbers_samples_and_the_configuration_without_secrets(
         record = {"step": 1, "a/b": 0.5, "np": np.float32(1.5), "array": np.array(2), "nan": math.nan}
         opened.log(1, record | {"inf": math.inf, "none": None, "text": "x", "many": np.zeros(2)})
         opened.log(2, {"step": 2, "a/b": -3})
-        opened.samples(3, [SAMPLE] * 20)
     events = read_events(tmp_path)
     expected = [(0, "eval/test/validity", 0.25), (1, "a/b", 0.5), (1, "np", 1.5), (1, "array", 2.0), (2, "a/b", -3.0)]
     assert scalars(events) == expected
-    (config_step, config_tag, config), (step, tag, table) = texts(events)
+    ((config_step, config_tag, config),) = texts(events)
     assert (config_step, config_tag) == (0, "config/text_summary")
     assert "    kl_coef: 0.125\n" in config and "hunter2" not in config
-    assert (step, tag) == (3, "samples/text_summary")
-    lines = table.splitlines()
-    assert lines[:2] == ["| id | prompt | completion | score |", "| --- | --- | --- | --- |"]
-    assert lines[2] == (
-        "| a | &#60;b&#62;p&#60;&#47;b&#62; &#124; q | &#92;x1b&#91;2J&#96;x&#96; &#92;ud800&#92;n&#42;y&#42; | 0.5 |"
-    )
-    assert len(lines) == 2 + trackers.MAX_SAMPLES
 
 
 @pytest.mark.parametrize(
