@@ -11,7 +11,7 @@ from jaxppo.config import ExportConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import DataError
 from jaxppo.hf import hub
-from jaxppo.hf.export import TOKENIZER_FOLDER, check_left_over, frozen_weights, write_models
+from jaxppo.hf.export import TOKENIZER_FOLDER, frozen_weights, write_models
 from jaxppo.run import activity, cli
 from jaxppo.run import folder as run_folder
 from jaxppo.run.checkpoints import Checkpoints
@@ -52,8 +52,6 @@ def _write(config: ExportConfig, run: Path, console: Console) -> Path:
     frozen = None if meta["models"]["adapter"] is None else frozen_weights(meta["models"], params)
     folder = Path(config.output_dir or run / "exports" / str(step))
     console.print(f"update {step} of {run}: {', '.join(params)}, into {folder}")
-    # Before anything is written: a folder of other models would be left half old and half new.
-    check_left_over(folder, meta["models"], params)
     if config.dry_run:
         return folder
     evals = run_folder.read_json(run / run_folder.EVAL_FILE)

@@ -1,10 +1,8 @@
 """The model card of a folder that a run leaves behind: README.md with metadata for the Hugging Face hub.
 
-Names, paths, licences and commands are the user's: each passes `redact` and is escaped for its place in the card, so
-that it can neither carry a secret nor end a table, a block of code or the metadata.
+Names, paths, licences and commands are the user's: the card as a whole passes `redact`, so that it carries no secret.
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +13,13 @@ from jaxppo.config.sources import CALL_ONLY, plain_values
 from jaxppo.hf.card_metadata import (
     MEASURES,
     Kind,
-    as_dict,
     front_matter,
     hub_id,
-    is_number,
     is_shipped,
     moments_of,
     splits_of,
 )
 from jaxppo.hf.files import CARD_FILE
-from jaxppo.run.console import sanitize
 
 TRIED_WITH = ("4.57.1", "5.23.0")
 """The versions of transformers that the tests read exports with: an older one, and that of `requirements.lock`."""
@@ -42,6 +37,7 @@ _MODELS = ("policy", "value", "reward")  # no adapters
 
 _FOLDER = '"path/to/this/folder"'
 _BASE = "<base model>"
+# The tests run each of these as it stands.
 _CODE = {
     "policy": f"""\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -103,21 +99,6 @@ values = hidden @ head["v_head.summary.weight"].T + head["v_head.summary.bias"] 
 """,
 }
 
-_METRICS = (
-    "objective/scores",
-    "objective/kl",
-    "objective/entropy",
-    "reward/mean",
-    "reward/plan_valid",
-    "reward/plan_executable",
-    "reward/lccs",
-    "policy/approxkl_avg",
-    "policy/clipfrac_avg",
-    "value/explained_variance",
-    "completions/mean_length",
-    "loss",
-)
-
 
 def model_card(
     *,
@@ -131,7 +112,6 @@ def model_card(
     algorithm: str | None,
     config: dict[str, Any],
     evals: dict[str, Any],
-    metrics: dict[str, float],
     step: int,
     command: str,
     version: str,
@@ -149,7 +129,6 @@ def model_card(
         algorithm: "ppo", "rloo" or "grpo"; None: supervised.
         config: the flat settings, as from `flatten`; those of one call only (`CALL_ONLY`) are left out.
         evals: content of `eval.json`: "before" and "after" by split, or splits alone; may be partial or empty.
-        metrics: last record of `metrics.jsonl`; may be empty.
         step: updates done.
         command: the command line, as from `redact_command`.
         version: of jaxppo.
@@ -157,37 +136,33 @@ def model_card(
     Returns:
         Markdown with YAML metadata, a newline at its end.
     """
-    if base_model is not None:
-        base_model = redact(base_model)
-    origin = "scratch" if base_model is None else _code(base_model)
-    method = f" with {_inline(redact(algorithm).upper())}" if algorithm else ""
+    origin = "scratch" if base_model is None else f"`{base_model}`"
+    method = f" with {algorithm.upper()}" if algorithm else ""
     parts = [
-        front_matter(title, kind, base_model, base_license, redact(dataset), algorithm, evals),
-        f"# {_inline(title)}",
-        f"{_WHAT[kind]}, trained from {origin} on {_code(dataset)}{method}; these are the weights after update "
-        f"{int(step)}. Made with jaxppo {_inline(version)}.",
+        front_matter(title, kind, base_model, base_license, dataset, algorithm, evals),
+        f"# {title}",
+        f"{_WHAT[kind]}, trained from {origin} on `{dataset}`{method}; these are the weights after update "
+        f"{step}. Made with jaxppo {version}.",
         "## How to load it",
         _fenced(_CODE[kind].replace(_BASE, _base_argument(base_model)), "python"),
     ]
     if texts is not None:
-        parts.append(f"Prompts and completions were {_inline(redact(texts))}.")
+        parts.append(f"Prompts and completions were {texts}.")
     if kind in _MODELS:
         parts.append(
             f"Folders like this one were tried with transformers {' and '.join(TRIED_WITH)}."
         )
     parts += ["## Results", _results(evals)]
-    metric_rows = [
-        f"| `{name}` | {_number(metrics[name])} |" for name in _METRICS if name in metrics
+    parts += ["## Command", _fenced(command, "bash")]
+    parts += [
+        "## Licences",
+        f"- Base model {origin}: {base_license or 'not known'}.\n"
+        f"- Data `{dataset}`: {dataset_license or 'not known'}.\n\n"
+        "This model derives from both: see that you keep to the terms of both.",
     ]
-    if metric_rows:
-        parts += [
-            f"## Last update ({int(step)})",
-            "\n".join(["| metric | value |", "|---|---|", *metric_rows]),
-        ]
-    parts += ["## Command", _fenced(redact(command), "bash")]
-    parts += ["## Licences", _licences(base_model, base_license, dataset, dataset_license)]
     parts += ["## Settings", _settings(config)]
-    return "\n\n".join(parts) + "\n"
+    # The card goes to the hub as it is: secrets in names, addresses and commands end here.
+    return redact("\n\n".join(parts)) + "\n"
 
 
 def license_of(folder: Path) -> str | None:
@@ -200,53 +175,25 @@ def license_of(folder: Path) -> str | None:
 
     path = Path(folder) / CARD_FILE
     try:
-        # Whether it is a file first: a pipe would never end.
-        data = metadata_load(path) if path.is_file() else None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        data = metadata_load(path)
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     data = data or {}
     licenses = data.get("license")
-    if licenses == "other" and data.get("license_name"):
-        licenses = data["license_name"]
-    if not isinstance(licenses, list):
-        licenses = [licenses]
-    names = [" ".join(name.split()) for name in licenses if isinstance(name, str)]
-    return ", ".join(filter(None, names)) or None
+    if licenses == "other":
+        licenses = data.get("license_name", licenses)
+    return ", ".join(licenses) if isinstance(licenses, list) else licenses
 
 
 def _base_argument(base_model: str | None) -> str:
     """Write the argument of `from_pretrained` that names the base model, as Python source."""
-    if base_model is None:
-        return _literal("path/to/its/base/model")
-    repo, _, revision = base_model.partition("@")
+    repo, _, revision = (base_model or "path/to/its/base/model").partition("@")
     # Only jaxppo knows the names of its shipped models: transformers needs their path.
     if is_shipped(repo):
-        return _literal(f"path/to/{repo}")
-    if hub_id(base_model) is None:
-        return _literal(base_model)
-    if not revision:
-        return _literal(repo)
-    return f"{_literal(repo)}, revision={_literal(revision)}"
-
-
-def _literal(text: str) -> str:
-    return f'"{text}"' if re.fullmatch(r"[\w./:@ -]*", text, re.ASCII) else ascii(text)
-
-
-def _licences(
-    base_model: str | None, base_license: str | None, dataset: str, dataset_license: str | None
-) -> str:
-    data_line = f"- Data {_code(dataset)}: {_license_text(dataset_license)}."
-    if base_model is None:
-        return f"- Base model: none, trained from scratch.\n{data_line}"
-    advice = "This model derives from both: see that you keep to the terms of both."
-    return (
-        f"- Base model {_code(base_model)}: {_license_text(base_license)}.\n{data_line}\n\n{advice}"
-    )
-
-
-def _license_text(license_name: str | None) -> str:
-    return "not known" if license_name is None else _code(license_name)
+        return f'"path/to/{repo}"'
+    if revision and hub_id(base_model) is not None:
+        return f'"{repo}", revision="{revision}"'
+    return f'"{base_model or repo}"'
 
 
 def _results(evals: dict[str, Any]) -> str:
@@ -257,25 +204,17 @@ def _results(evals: dict[str, Any]) -> str:
     rows = []
     judges = set()
     for split in splits:
-        results = [as_dict(moments["before"].get(split)), as_dict(moments["after"].get(split))]
-        judges |= {_code(str(result["validator"])) for result in results if "validator" in result}
+        results = [moments["before"].get(split, {}), moments["after"].get(split, {})]
+        judges |= {f"`{result['validator']}`" for result in results if "validator" in result}
         for measure, meaning in MEASURES.items():
-            if any(measure in result for result in results):
-                rows.append(
-                    _result_row(split, meaning, [result.get(measure) for result in results])
-                )
-        # The validity in each domain of a split that has several.
-        domains = [as_dict(result.get("domains")) for result in results]
-        names = sorted({*domains[0], *domains[1]}, key=str)
-        for name in names if len(names) > 1 else ():
-            rates = [as_dict(domain.get(name)).get("validity") for domain in domains]
-            rows.append(_result_row(split, f"{MEASURES['validity']}, {_code(str(name))}", rates))
+            values = [result.get(measure) for result in results]
+            if values != [None, None]:
+                rows.append(f"| {split} | {meaning} | {_rate(values[0])} | {_rate(values[1])} |")
     if not rows:
         return "No evaluation was recorded."
     notes = ["Problems that were held out, with Wilson 95 % intervals."]
-    headline_split = evals.get("headline_split")
-    if headline_split in splits:
-        notes.append(f"The run is about {_code(str(headline_split))}.")
+    if evals.get("headline_split") in splits:
+        notes.append(f"The run is about `{evals['headline_split']}`.")
     if judges:
         notes.append(f"Plans were judged by {', '.join(sorted(judges))}.")
     return "\n".join(
@@ -283,24 +222,15 @@ def _results(evals: dict[str, Any]) -> str:
     )
 
 
-def _result_row(split: Any, measure: str, values: list[Any]) -> str:
-    return f"| {_code(str(split))} | {measure} | {' | '.join(map(_rate, values))} |"
-
-
 def _rate(value: Any) -> str:
     """Return a rate with its interval and n, or a plain number."""
-    if not isinstance(value, dict):
-        return _number(value)
-    if not is_number(value.get("rate")):
+    if value is None:
         return "-"
-    text = f"{value['rate']:.1%}"
-    low = value.get("low")
-    high = value.get("high")
-    if is_number(low) and is_number(high):
-        text += f" [{low:.1%}, {high:.1%}]"
-    if isinstance(value.get("n"), int):
-        text += f", n = {value['n']}"
-    return text
+    if not isinstance(value, dict):
+        return f"{value:.4g}"
+    if value["low"] is None:  # of a single row there is no interval
+        return f"{value['rate']:.1%}"
+    return f"{value['rate']:.1%} [{value['low']:.1%}, {value['high']:.1%}], n = {value['n']}"
 
 
 def _settings(config: dict[str, Any]) -> str:
@@ -310,30 +240,5 @@ def _settings(config: dict[str, Any]) -> str:
     return f"<details>\n<summary>config.yaml</summary>\n\n{_fenced(text, 'yaml')}\n\n</details>"
 
 
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if is_number(value) else "-"
-
-
-def _inline(text: str) -> str:
-    """Return a text for a paragraph, a heading or the cell of a table: one line, not read as Markdown or HTML."""
-    # All punctuation of Markdown and HTML, whether or not it has a meaning in its place.
-    return re.sub(r"([\\`*_{}\[\]<>()|#!~$&])", r"\\\1", sanitize(redact(text)).strip())
-
-
-def _code(text: str) -> str:
-    """Return a name in code style where all its characters may stand there; otherwise escaped text."""
-    text = redact(text)
-    return (
-        f"`{text}`"
-        if re.fullmatch(r"[\w.@<]([\w ./:+@,=<>-]*[\w.>])?", text, re.ASCII)
-        else _inline(text)
-    )
-
-
 def _fenced(text: str, language: str) -> str:
-    """Return a block of code, its fence longer than any run of backticks in it."""
-    code = "\n".join(sanitize(line, limit=None) for line in text.strip("\n").split("\n"))
-    longest = max((len(backticks) for backticks in re.findall("`+", code)), default=0)
-    # A block ends with a fence as long as its first one: no run of backticks in the code is.
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{code}\n{fence}"
+    return f"```{language}\n{text.strip()}\n```"

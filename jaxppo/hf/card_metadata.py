@@ -7,14 +7,11 @@ training, so that pages and tools which compare models find them.
 import math
 import re
 from collections.abc import Iterator
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 from jaxppo import toys
 from jaxppo.config import is_repo_id
-from jaxppo.config.redact import redact
-from jaxppo.run.console import sanitize
 
 Kind = Literal[
     "policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"
@@ -71,14 +68,15 @@ def front_matter(
     from huggingface_hub import ModelCardData  # slow to import
 
     results = list(_eval_results(kind, dataset, evals))
-    tags = ["jaxppo", _slug(algorithm or ""), kind]
+    # The kind is a tag as well: the hub has no task for value models and value heads.
+    tags = ["jaxppo", algorithm, kind]
     data = ModelCardData(
         library_name=_LIBRARIES.get(kind, "transformers"),
         base_model=hub_id(base_model),
         pipeline_tag="text-generation" if _TASKS.get(kind) == "text-generation" else None,
         datasets=hub_id(dataset) if "/" in dataset else None,  # a name without a user is built in
         tags=[tag for tag in tags if tag],
-        model_name=_printable(title) if results else None,
+        model_name=title if results else None,
         eval_results=results or None,
         **_hub_license(base_license),
     )
@@ -93,17 +91,16 @@ def _eval_results(kind: Kind, dataset: str, evals: dict[str, Any]) -> Iterator[A
         return
     results = moments_of(evals)["after"]
     for split in splits_of(evals):
-        measures = as_dict(results.get(split))
         for measure, meaning in MEASURES.items():
-            value = measures.get(measure)
+            value = results.get(split, {}).get(measure)
             if isinstance(value, dict):
-                value = value.get("rate")
-            if is_number(value):
+                value = value["rate"]
+            if value is not None and math.isfinite(value):
                 yield EvalResult(
                     task_type=_TASKS[kind],
-                    dataset_type=_printable(hub_id(dataset) or Path(dataset).name),
-                    dataset_name=_printable(Path(dataset).name),
-                    dataset_split=_printable(str(split)),
+                    dataset_type=hub_id(dataset) or Path(dataset).name,
+                    dataset_name=Path(dataset).name,
+                    dataset_split=split,
                     metric_type=measure,
                     metric_name=meaning,
                     metric_value=round(float(value), 6),
@@ -117,14 +114,10 @@ def moments_of(evals: dict[str, Any]) -> dict[str, dict[str, Any]]:
         evals: content of `eval.json`; may be partial or empty.
     """
     # Commands that evaluate once, at the end, write the splits alone.
-    moments = {name: as_dict(evals.get(name)) for name in ("before", "after")}
-    if not any(moments.values()):
-        moments["after"] = {
-            name: as_dict(value)
-            for name, value in evals.items()
-            if MEASURES.keys() & as_dict(value)
-        }
-    return moments
+    if "before" in evals or "after" in evals:
+        return {name: evals.get(name) or {} for name in ("before", "after")}
+    results = {name: value for name, value in evals.items() if isinstance(value, dict)}
+    return {"before": {}, "after": results}
 
 
 def splits_of(evals: dict[str, Any]) -> list[Any]:
@@ -132,12 +125,6 @@ def splits_of(evals: dict[str, Any]) -> list[Any]:
     moments = moments_of(evals)
     splits = dict.fromkeys([*moments["before"], *moments["after"]])
     return sorted(splits, key=lambda split: split != evals.get("headline_split"))
-
-
-def _printable(text: str) -> str:
-    """Return a name as a value of the metadata, without secrets and control codes, and never empty."""
-    # Secrets first: an escape within one would hide it from `redact`.
-    return sanitize(redact(text), limit=200).strip() or "unknown"
 
 
 def hub_id(name: str | None) -> str | None:
@@ -154,28 +141,8 @@ def is_shipped(name: str) -> bool:
     return name in {folder.name for folder in (Path(__file__).parent / "assets").iterdir()}
 
 
-def _hub_license(license_name: str | None) -> dict[str, Any]:
-    # Several licences are joined by commas, see `license_of`.
-    names = [_slug(name) for name in redact(license_name or "").split(",")]
-    if all(name in _HUB_LICENSES.split() for name in names):
-        if len(names) == 1:
-            return {"license": names[0]}
-        return {"license": names}
-    name = "-".join(names).replace("+", "").strip("-.")[:64]
-    if name in ("", "other"):
-        name = "unknown"
+def _hub_license(license_name: str | None) -> dict[str, str]:
+    name = re.sub(r"[^a-z0-9.+]+", "-", (license_name or "unknown").lower()).strip("-")
+    if name in _HUB_LICENSES.split():
+        return {"license": name}
     return {"license": "other", "license_name": name}
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.+]+", "-", redact(text).lower()).strip("-.")
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    """Return a value that is a dictionary; for anything else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Return whether a value is a finite number."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

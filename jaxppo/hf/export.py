@@ -163,6 +163,7 @@ def write_models(
                 folder / target, tree["score"], _card("value_head", info, meta, evals)
             )
             continue
+        # Known only once the trained model has scored some texts.
         reward_bias = evals.get(hf.REWARD_BIAS) if kind == "reward" else None
         config = _config(info, reward_bias)
         if adapter is not None:
@@ -190,19 +191,6 @@ def write_models(
             dtype=dtype,
             max_shard_size=max_shard_size,
             card=_card(kind, info, meta, evals),
-        )
-
-
-def check_left_over(folder: Path, models: dict[str, Any], params: Params) -> None:
-    """Raise a `ModelError` where a folder has models that `write_models` would leave beside its own."""
-    written = {_folder_of(name, models[name] or models["policy"]) for name in params}
-    if models["adapter"] is not None:
-        written.add(ADAPTERS)
-    unwritten = sorted({"policy", "value", REWARD_MODEL, ADAPTERS} - written)
-    leftovers = ", ".join(f"{name}/" for name in unwritten if (folder / name).exists())
-    if leftovers:
-        raise ModelError(
-            f"output_dir: expected no models of another export in {folder}, got {leftovers}; name another folder"
         )
 
 
@@ -247,7 +235,6 @@ def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str
         algorithm=meta["config"].get("algorithm"),
         config=meta["config"],
         evals=evals,
-        metrics=meta.get("metrics", {}),
         step=meta["step"],
         command=models["command"],
         version=__version__,

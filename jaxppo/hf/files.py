@@ -1,10 +1,7 @@
 """The files of a model folder: tensors in one file or in shards, JSON, and folders that appear only when complete."""
 
 import json
-import math
-import mmap
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,66 +49,45 @@ _DTYPES = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    **{f"I{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
-    **{f"U{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
-    "BOOL": np.bool_,
 }
-"""safetensors' names of types. Source: safetensors README.md, Format."""
+"""safetensors' names of the types that weights may have. Source: safetensors README.md, Format."""
 
 
-class _MappedTensor:
-    """A tensor of a memory-mapped safetensors file.
+class _SafeTensor:
+    """A tensor of a safetensors file, which is opened for each part that is read.
 
-    The pages that were read are given back each time: safetensors' own slices keep them until the last one is gone,
-    so that a whole folder would be in memory beside the parameters made from it. Slices of a file that is opened for
-    each of them take no more memory than this, but in safetensors 0.8 they have neither float8 nor empty tensors.
+    What was read stays in memory until the file is closed: with one that stays open, a whole folder would be in memory
+    beside the parameters made from it.
     """
 
-    def __init__(self, mapped: mmap.mmap, start: int, header: dict[str, Any]):
-        self._mapped = mapped
-        self._start = start
-        self._header = header
+    def __init__(self, file: Path, name: str, header: Any):
+        self._file = file
+        self._name = name
+        self._shape = header.get_shape()
+        self._dtype = header.get_dtype()
 
     def get_shape(self) -> list[int]:
-        return self._header["shape"]
+        return self._shape
 
     def get_dtype(self) -> str:
-        return self._header["dtype"]
+        return self._dtype
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        dtype = np.dtype(_DTYPES[self.get_dtype()])
-        shape = self.get_shape()
-        count = math.prod(shape)
-        if count == 0:
-            return np.empty(shape, dtype)[index]
-        part = np.frombuffer(self._mapped, dtype, count, self._start).reshape(shape)[index].copy()
-        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-            # Whole pages alone can be given back. The neighbour's bytes on the first and the last
-            # one are read again from the file when they are asked for.
-            page_start = self._start // mmap.PAGESIZE * mmap.PAGESIZE
-            end = self._start + count * dtype.itemsize
-            self._mapped.madvise(mmap.MADV_DONTNEED, page_start, end - page_start)
-        return part
+        with safe_open(self._file, framework="numpy") as opened:
+            return opened.get_slice(self._name)[index]
 
 
 _TORCH_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
 }
-"""torch's names of the types that weights have."""
+"""torch's names of these types."""
 
 
 class _TorchTensor:
-    """A tensor of a `pytorch_model.bin`, read as numpy.
-
-    One that is sparse, or on the meta device, has no dtype that `read_weights` takes.
-    """
+    """A tensor of a `pytorch_model.bin`, read as numpy."""
 
     def __init__(self, tensor: Any):
         self._tensor = tensor
@@ -120,12 +96,7 @@ class _TorchTensor:
         return list(self._tensor.shape)
 
     def get_dtype(self) -> str:
-        dtype = str(self._tensor.dtype).removeprefix("torch.")
-        layout = str(self._tensor.layout).removeprefix("torch.")
-        if self._tensor.is_meta:
-            return f"{dtype} (meta)"
-        if layout != "strided":
-            return f"{dtype} ({layout})"
+        dtype = str(self._tensor.dtype)
         return _TORCH_DTYPES.get(dtype, dtype)
 
     def __getitem__(self, index: Any) -> np.ndarray:
@@ -148,6 +119,7 @@ def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
         ModelError: the folder has no weights, a file is missing or damaged, or torch is needed to read it and is not
             installed.
     """
+    # safetensors before pickles, which take torch and twice the memory to read.
     for name in (*preferred, WEIGHTS_FILE, BIN_FILE):
         files = _files(folder, name)
         if files is None:
@@ -171,14 +143,11 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
     """Read a part of a tensor.
 
     Raises:
-        ModelError: a number in it is NaN or infinite, no floating-point number, or of a type that numpy does not have.
+        ModelError: a number in it is NaN or infinite, or of another type than weights have.
     """
-    if not is_floating(tensor):
-        raise ModelError(f"{name}: expected floating-point weights, got {tensor.get_dtype()}")
-    if isinstance(tensor, _MappedTensor) and tensor.get_dtype() not in _DTYPES:
-        types = ", ".join(_DTYPES)
+    if tensor.get_dtype() not in _DTYPES:
         raise ModelError(
-            f"{name}: expected numbers of type {types}, got {tensor.get_dtype()}; convert the weights"
+            f"{name}: expected weights of type {', '.join(_DTYPES)}, got {tensor.get_dtype()}"
         )
     array = tensor[index]
     if not _is_finite(array):
@@ -195,6 +164,7 @@ def cast(name: str, array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
     Raises:
         ModelError: one of them is beyond the largest number of that type.
     """
+    # Numbers that become infinite are looked for below, with the name of their tensor.
     with np.errstate(over="ignore"):
         result = array.astype(dtype, copy=False)
     # A type with the same range or a wider one holds all numbers: then the array is not read a
@@ -227,7 +197,7 @@ def _files(folder: Path, name: str) -> list[Path] | None:
         )
     for tensor, file in weight_map.items():
         # A path would read files outside the folder.
-        if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
+        if Path(str(file)).name != file:
             raise ModelError(
                 f"{index.name}, {tensor}: expected the name of a file beside it, got {file!r}"
             )
@@ -247,18 +217,11 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 def _open_safetensors(file: Path) -> dict[str, Tensor]:
     try:
-        # safetensors checks the header: the offsets below lie within the file.
-        with safe_open(file, framework="numpy"), file.open("rb") as opened:
-            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        # Eight bytes with the size of the header, the header in JSON, the numbers. Source:
-        # safetensors, Format.
-        size = int.from_bytes(mapped[:8], "little")
-        headers = json.loads(mapped[8 : 8 + size])
-        headers.pop("__metadata__", None)
-        tensors: dict[str, Tensor] = {}
-        for name, header in headers.items():
-            tensors[name] = _MappedTensor(mapped, 8 + size + header["data_offsets"][0], header)
-        return tensors
+        with safe_open(file, framework="numpy") as opened:
+            return {
+                name: _SafeTensor(file, name, opened.get_slice(name))
+                for name in opened.keys()  # noqa: SIM118
+            }
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"
@@ -279,24 +242,14 @@ def _open_bin(file: Path) -> dict[str, Tensor]:
             f"{file.name}: expected torch >= 2.6 to read this file safely, got {version}"
         )
     try:
-        try:
-            tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # the format of torch < 1.6 cannot be memory-mapped
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle raises anything
-        # torch's message begins with advice to load the file all the same; its finding comes later.
-        finding = re.search(
-            r"WeightsUnpickler error: (.+?)(?:\. Please|$)", str(error), re.MULTILINE
-        )
-        reason = finding[1] if finding else first_line(error)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+        return {name: _TorchTensor(tensor.data) for name, tensor in tensors.items()}
+    except Exception as error:  # pickle raises anything, and the file may hold anything
+        # torch's own message is advice to load the file all the same.
+        reason = type(error).__name__
         raise ModelError(
-            f"{file.name}: expected tensors and nothing else, got: {reason}"
+            f"{file.name}: expected a dictionary of tensors and nothing else, got {reason}"
         ) from error
-    if not isinstance(tensors, dict) or not all(
-        isinstance(tensor, torch.Tensor) for tensor in tensors.values()
-    ):
-        raise ModelError(f"{file.name}: expected a dictionary of tensors, got something else")
-    return {str(name): _TorchTensor(tensor) for name, tensor in tensors.items()}
 
 
 def write_tensors(
@@ -329,6 +282,8 @@ def write_tensors(
 
 def write_file(file: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -> None:
     """Write one safetensors file; transformers refuses one whose metadata lacks "format", which is added."""
+    # safetensors writes the bytes as they lie in memory: those of a transposed view are in the
+    # order of the array that it is a view of.
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     save_file(contiguous, file, {"format": "pt"} | metadata)
     # safetensors makes it readable for its owner alone, unlike the other files of the folder.
@@ -343,30 +298,20 @@ def complete_folder(folder: Path) -> Iterator[Path]:
         ModelError: it could not be written, for instance because the disk is full; `folder` is as it was.
     """
     folder = folder.resolve()  # a link stays one, and "." has a name
-    # Fixed names: what a killed process left is removed by the next save.
+    # A fixed name: what a killed process left is removed by the next save.
     partial = folder.with_name(f".{folder.name}.partial")
-    replaced = folder.with_name(f".{folder.name}.replaced")
     try:
-        # A folder cannot be replaced in one rename: the earlier model is moved away, then the new
-        # one gets its name. After a kill between the two the earlier model has the other name
-        # alone, and gets its own back here.
-        if replaced.exists() and not folder.exists():
-            replaced.rename(folder)
-        for leftover in (partial, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
+        # A folder cannot be replaced in one rename.
         if folder.exists():
-            folder.rename(replaced)
+            shutil.rmtree(folder)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
-        message = f"{folder}: expected to be writable, got: {first_line(error)}; its earlier content is unchanged"
-        raise ModelError(message) from error
+        raise ModelError(f"{folder}: expected to be writable, got: {first_line(error)}") from error
     finally:
-        if replaced.exists() and not folder.exists():
-            replaced.rename(folder)
-        for leftover in (partial, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -389,16 +334,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        fix = ""
-        if (file.parent / "policy" / file.name).exists():
-            fix = f"; did you mean {file.parent / 'policy'}, the model of the run in that folder?"
-        elif (file.parent / "adapter_config.json").exists():
-            fix = (
-                "; an adapter is taken by --use_peft --lora_path, over the model that it belongs to"
-            )
-        raise ModelError(
-            f"{file}: expected a file of a Hugging Face model, got no file{fix}"
-        ) from error
+        raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file") from error
     except (OSError, ValueError, DataError) as error:
         raise ModelError(f"{file}: expected JSON, got: {first_line(error)}") from error
     if not isinstance(content, dict):

@@ -114,6 +114,8 @@ def find_model(name: str, *, weights: bool = True) -> Path:
     Raises:
         ModelError: it is none of these, the hub cannot be reached, or its model is of another family.
     """
+    # Names that jaxppo knows come first, wherever it is called: a folder that has one of them is
+    # named by a path, such as ./blocksworld-sft.
     if name in _shipped_models():
         return ASSETS / name
     toy = toys.find(name)
@@ -225,6 +227,7 @@ def load_model(
             for name, entry in entries.items()
             if entry.path[0] == "score" and name not in tensors
         )
+        # Not drawn here: the caller does it with the seed of its run.
         for name in fresh:
             del entries[name]
         # All tensors are compared before the first is read, which may take minutes.
@@ -323,6 +326,7 @@ def save_pretrained(
             if generation_config is not True:
                 generation |= generation_config
             write_json(partial / GENERATION_FILE, redact(generation))
+        # Sizes alone: the shards are planned before any array leaves the devices.
         sizes = {name: array.leaf.size * dtypes[name].itemsize for name, array in arrays.items()}
         write_tensors(
             partial, sizes, lambda name: arrays[name].stored(name, dtypes[name]), max_shard_size
@@ -341,6 +345,7 @@ def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | No
     """
     folder = Path(folder)
     check_replaceable(folder, VALUE_HEAD_FILE)
+    # A linear layer of torch holds [outputs, inputs].
     tensors = {name: np.asarray(head[our_name]).T for name, our_name in VALUE_HEAD_NAMES.items()}
     with complete_folder(folder) as partial:
         write_file(partial / VALUE_HEAD_FILE, tensors)

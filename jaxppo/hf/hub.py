@@ -127,6 +127,7 @@ def model_files(folder: Path) -> dict[str, Path]:
     main_folder = next(
         folder / name for name in ("policy", REWARD_MODEL) if (folder / name).is_dir()
     )
+    # Names in the repository: what `from_pretrained` and `subfolder=` look for.
     files = {}
     for prefix, root in (
         ("", main_folder),

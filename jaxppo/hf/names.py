@@ -54,6 +54,7 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
         raise ModelError(
             f"is_causal: expected true (no token sees a later one), got {raw['is_causal']!r}"
         )
+    # The family reads what it computes with; everything else in the file is kept as it is.
     fields = family.from_hf(raw)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         fields[name] = special_token(fields.get(name), fields["vocab_size"])
@@ -290,6 +291,7 @@ def hf_arrays(config: ModelConfig, head: str | None, params: Params) -> dict[str
         if "bias" in params.get("score", {}):
             available += ("score.bias",)
     entries = expected_tensors(config, head, available)
+    # A parameter that the folder has no name for would be lost without a word.
     difference = set(leaves) ^ {entry.path for entry in entries.values()}
     if difference:
         raise ModelError(

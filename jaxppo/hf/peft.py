@@ -107,6 +107,7 @@ def save_adapter(
             name = f"{layer}.{_FACTORS[leaf_name]}.weight"
         # torch's layers hold [outputs, inputs], ours [inputs, outputs].
         tensors[_PREFIX + name] = np.asarray(leaf, np.float32).T
+    # In the weights' file: PEFT warns of keys in adapter_config.json that it does not know.
     metadata = {FINGERPRINT: fingerprint(base)}
     if reward_bias is not None:
         metadata[REWARD_BIAS] = repr(reward_bias)
@@ -141,6 +142,7 @@ def _peft_config(
         "revision": revision or None,
         "r": lora.r,
         "lora_alpha": lora.lora_alpha,
+        # Of training, which has none here; who loads the adapter may train on with another.
         "lora_dropout": 0.0,
         "target_modules": targets if isinstance(targets, str) else list(targets),
         "use_rslora": lora.use_rslora,
@@ -192,10 +194,7 @@ def load_adapter(
             set_path(
                 adapter, path, jnp.asarray(cast(name, read_weights(name, tensor), "float32").T)
             )
-        _check_complete(adapter)
-        # A layer that the settings name and the file lacks would stay as it is, without a word.
-        if lora.target_modules is not None:
-            _check_targets(adapter, layers, lora)
+        _check_complete(adapter, layers, lora)
     return lora, adapter
 
 
@@ -242,15 +241,6 @@ def _read_config(raw: dict[str, Any]) -> LoraConfig:
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, use_rslora=bool(use_rslora))
 
 
-def _check_targets(adapter: Params, layers: dict[str, Any], lora: LoraConfig) -> None:
-    for name, (path, _) in layers.items():
-        layer_adapter = functools.reduce(lambda tree, part: tree.get(part, {}), path, adapter)
-        if lora.targets(name) and not layer_adapter:
-            raise ModelError(
-                f"{WEIGHTS_FILE}: expected an adapter for {name}, as target_modules say, got none"
-            )
-
-
 def _place_of(
     name: str, layers: dict[str, Any], lora: LoraConfig, config: ModelConfig
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -272,14 +262,15 @@ def _place_of(
     )
 
 
-def _check_complete(adapter: Params, path: tuple[str, ...] = ()) -> None:
+def _check_complete(adapter: Params, layers: dict[str, Any], lora: LoraConfig) -> None:
     if not adapter:
         raise ModelError(f"{WEIGHTS_FILE}: expected an adapter for some layer, got no tensors")
-    factors = [name for name in _FACTORS if name in adapter]
-    if len(factors) == 1:
-        raise ModelError(
-            f"{WEIGHTS_FILE}: expected both factors of {'/'.join(path)}, got {factors[0]} alone"
-        )
-    for name, child in adapter.items():
-        if isinstance(child, dict):
-            _check_complete(child, (*path, name))
+    for name, (path, _) in layers.items():
+        factors = functools.reduce(lambda tree, part: tree.get(part, {}), path, adapter)
+        is_target = lora.target_modules is not None and lora.targets(name)
+        # A layer that the settings name and the file lacks would stay as it is, without a word.
+        if len(factors) < len(_FACTORS) and (factors or is_target):
+            raise ModelError(
+                f"{WEIGHTS_FILE}: expected {' and '.join(_FACTORS.values())} for {name}, got "
+                f"{', '.join(factors) or 'neither'}"
+            )

@@ -52,6 +52,7 @@ def load_padding_tokenizer(folder: str | os.PathLike[str]) -> Any:
     """
     tokenizer = load_tokenizer(folder)
     check_end(tokenizer, str(folder))
+    # A pad token of its own would need a row of the embedding that the model may not have.
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -85,29 +85,15 @@ def test_open_tensors_reads_one_file_shards_and_parts(name, save, tmp_path):
             assert tensors[part][index].dtype == TENSORS[part].dtype
 
 
-@pytest.mark.parametrize("dtype", ["f8", "i1", "u2", "?"])
-def test_open_tensors_reads_every_type_and_part(dtype, tmp_path):
-    array = (np.arange(4 * 3 * 2) % 2 + np.arange(24) % 5).reshape(4, 3, 2).astype(dtype)
-    written = {"a": array, "empty": array[:0], "one": np.array(array[0, 0, 1])}
-    save_file(written, tmp_path / "model.safetensors")
+def test_parts_are_copies_and_types_that_no_weights_have_are_named(tmp_path):
+    array = np.arange(24, dtype="f8").reshape(4, 3, 2)
+    save_file({"a": array, "ids": array.astype("i4")}, tmp_path / "model.safetensors")
     tensors = model_files.open_tensors(tmp_path)
-    assert_same_tensors(tensors, written)
-    for index in (np.s_[1:3], np.s_[:, 1:], np.s_[2:, :1, 1:], np.s_[:0], np.s_[...], np.s_[1:3, ..., :1]):
+    for index in (np.s_[1:3], np.s_[:, 1:], np.s_[2:, :1, 1:], np.s_[...]):
         part = tensors["a"][index]
         np.testing.assert_array_equal(part, array[index])
-        assert part.flags.owndata and part.flags.writeable  # not a view of the file
-
-
-def test_open_tensors_reads_tensors_at_odd_places_and_leaves_types_that_numpy_has_not(tmp_path):
-    values = np.array([1.5, -2.0], "<f4")
-    rows = [("byte", ("U8", [1], [0, 1])), ("odd", ("F32", [2], [1, 9])), ("scales", ("F8_E8M0", [2], [9, 11]))]
-    header = json.dumps({name: dict(zip(("dtype", "shape", "data_offsets"), row, strict=True)) for name, row in rows})
-    # By the format: 8 bytes of length, a header in JSON, the bytes of the tensors.
-    file = len(header).to_bytes(8, "little") + header.encode() + b"\x07" + values.tobytes() + b"bc"
-    (tmp_path / "model.safetensors").write_bytes(file)
-    tensors = model_files.open_tensors(tmp_path)
-    refused("^scales: .*F8_E8M0", model_files.read_weights, "scales", tensors.pop("scales"))
-    assert_same_tensors(tensors, {"byte": np.array([7], np.uint8), "odd": values})
+        assert part.flags.writeable  # not a view of the file
+    refused("^ids: .*I32", model_files.read_weights, "ids", tensors["ids"])
 
 
 def test_open_tensors_prefers_the_named_file_then_safetensors(tmp_path):
@@ -116,11 +102,7 @@ def test_open_tensors_prefers_the_named_file_then_safetensors(tmp_path):
     save_bin(tmp_path / "pytorch_model.bin", first)
     assert_same_tensors(model_files.open_tensors(tmp_path), first)
     save_file(second, tmp_path / "model.safetensors")
-    opened = model_files.open_tensors(tmp_path)
-    save_file(third, tmp_path / "new")
-    (tmp_path / "new").rename(tmp_path / "model.safetensors")
-    assert_same_tensors(opened, second)  # still of the file that was opened
-    save_file(second, tmp_path / "model.safetensors")
+    assert_same_tensors(model_files.open_tensors(tmp_path), second)
     save_file(third, tmp_path / "head.safetensors")
     assert_same_tensors(model_files.open_tensors(tmp_path, "head.safetensors"), third)
     assert_same_tensors(model_files.open_tensors(tmp_path, "other.safetensors"), second)
@@ -132,7 +114,6 @@ def test_open_tensors_prefers_the_named_file_then_safetensors(tmp_path):
         ("{", ""),
         ("{}", ": .*weight_map"),
         ('{"weight_map": {"a": ["x"]}}', ", a: "),
-        ('{"weight_map": {"a": ""}}', ", a: "),
         ('{"weight_map": {"a": "../outside.safetensors"}}', ", a: "),
     ],
 )
@@ -157,17 +138,10 @@ def test_open_tensors_names_the_file_that_is_missing_or_truncated(tmp_path):
 def test_open_tensors_reads_what_torch_has_numbers_of(tmp_path):
     torch = pytest.importorskip("torch")
     matrix = torch.nn.Parameter(as_torch(TENSORS["plain"]))
-    numbers = torch.tensor([[1.5, -0.25], [0.0, 96.0]])
-    types = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16")
-    state = {"parameter": matrix, "view": matrix.detach().T, "sparse": torch.eye(3).to_sparse()}
-    state |= {name: numbers.to(getattr(torch, name)) for name in types} | {"meta": torch.empty(3, device="meta")}
+    state = {"parameter": matrix, "view": matrix.detach().T, "ids": torch.arange(3)}
     torch.save(state, tmp_path / "pytorch_model.bin")
     tensors = model_files.open_tensors(tmp_path)
-    for name, kind in (("sparse", "float32 (sparse_coo)"), ("meta", "float32 (meta)")):
-        assert tensors[name].get_dtype() == kind and not model_files.is_floating(tensors.pop(name))
-    for name in types:
-        np.testing.assert_array_equal(tensors[name][1:].astype(np.float32), numbers.numpy()[1:])
-        assert tensors[name][...].dtype.name == name and model_files.is_floating(tensors.pop(name))
+    refused("^ids: .*int64", model_files.read_weights, "ids", tensors.pop("ids"))
     assert_same_tensors(tensors, {"parameter": TENSORS["plain"], "view": TENSORS["plain"].T})
 
 
@@ -199,7 +173,7 @@ def test_open_tensors_runs_no_code(form, tmp_path):
         file.write_bytes(pickle.dumps({"attack": Attack(trace)}, protocol=2))
     else:
         torch.save(content, file, _use_new_zipfile_serialization=form == "zip")
-    refused("^pytorch_model.bin: .*GLOBAL io.open", model_files.open_tensors, tmp_path)
+    refused("^pytorch_model.bin: .*UnpicklingError", model_files.open_tensors, tmp_path)
     assert not trace.exists()
     torch.load(file, weights_only=False) if form != "plain pickle" else pickle.loads(file.read_bytes())
     assert trace.exists()  # or the attack would be none
@@ -277,9 +251,9 @@ def test_complete_folder_appears_whole(tmp_path):
         (partial / "new").write_text("1")
         assert not folder.exists()
     assert texts_in(tmp_path) == {"a/model/new": "1"}
-    for leftover in (".model.partial", ".model.replaced"):  # of a process that was killed
-        (folder.parent / leftover).mkdir()
-        (folder.parent / leftover / "half").write_text("")
+    leftover = folder.parent / ".model.partial"  # of a process that was killed
+    leftover.mkdir()
+    (leftover / "half").write_text("")
     with model_files.complete_folder(folder) as partial:
         (partial / "newer").write_text("2")
         assert texts_in(folder) == {"new": "1"}
@@ -289,31 +263,17 @@ def test_complete_folder_appears_whole(tmp_path):
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [
-        (OSError(28, "No space left on device"), ModelError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-        ("rename", ModelError),
-    ],
+    [(OSError(28, "No space left on device"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)],
 )
-@pytest.mark.parametrize("place", ["model", ".model.replaced"], ids=["in its place", "moved by a killed process"])
-def test_complete_folder_leaves_the_earlier_one(error, raised, place, tmp_path, monkeypatch):
-    folder, rename = tmp_path / "model", Path.rename
-    (tmp_path / place).mkdir()
-    (tmp_path / place / "old").write_text("1")
-
-    def broken_rename(path, target):
-        if error == "rename" and path.name.endswith(".partial"):
-            raise OSError("no such luck")
-        return rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", broken_rename)
+def test_complete_folder_leaves_the_earlier_one(error, raised, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old").write_text("1")
     with pytest.raises(raised) as caught, model_files.complete_folder(folder) as partial:
         (partial / "new").write_text("2")
-        if error != "rename":
-            raise error
+        raise error
     if raised is ModelError:
-        reason = "no such luck" if error == "rename" else "No space left on device"
-        assert str(caught.value).startswith(f"{folder}: ") and reason in str(caught.value)
+        assert str(caught.value).startswith(f"{folder}: ") and "No space left on device" in str(caught.value)
     assert texts_in(tmp_path) == {"model/old": "1"}
     assert list(tmp_path.iterdir()) == [folder]
 
