@@ -1,7 +1,7 @@
 """Choose the samples that a report shows: a few of each update, preferring prompts that come again."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,24 +44,23 @@ def read_samples(path: Path) -> Samples:
     """
     if not path.exists():
         return Samples([], {}, 0, 0)
-    # Two passes: the first one keeps names alone, so that a file of gigabytes needs little memory.
-    ids: dict[int, list[str]] = defaultdict(list)
+    records_by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
     outcomes: dict[int, Counter[str]] = defaultdict(Counter)
-    for step, record in _steps(path):
-        ids[step].append(str(record.get("id", "")))
-        verdict = record.get("verdict")
-        if not isinstance(verdict, str):
+    for record in iter_records(path):
+        step = record.get("step")
+        if not isinstance(step, int):
             continue
+        records_by_step[step].append(record)
         # `plan.describe` begins a verdict with why the plan is not valid; verdicts of other rewards
         # are not counted.
-        reason = verdict.split(":")[0].split(" at step")[0]
+        reason = str(record.get("verdict")).split(":")[0].split(" at step")[0]
         if reason in _OUTCOMES:
             outcomes[step][_OUTCOMES[reason]] += 1
     return Samples(
-        updates=_read_chosen(path, _choose(ids)),
+        updates=_updates(records_by_step),
         outcomes={step: dict(outcomes[step]) for step in sorted(outcomes)},
-        total=sum(map(len, ids.values())),
-        total_updates=len(ids),
+        total=sum(map(len, records_by_step.values())),
+        total_updates=len(records_by_step),
     )
 
 
@@ -73,43 +72,29 @@ def spread_evenly(steps: Sequence[int], count: int) -> Sequence[int]:
     return [steps[round(i * stride)] for i in range(count)]
 
 
-def _steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for record in iter_records(path):
-        step = record.get("step")
-        if isinstance(step, int):
-            yield step, record
-
-
-def _choose(ids: Mapping[int, Sequence[str]]) -> dict[int, set[int]]:
-    """Return {step: indices of its samples to show}: updates evenly spaced, prompts of several updates first."""
-    steps = spread_evenly(sorted(ids), _MAX_UPDATES)
+def _updates(records_by_step: Mapping[int, Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the samples to show: of updates evenly spaced, with prompts of several updates first; one fits always."""
+    steps = spread_evenly(sorted(records_by_step), _MAX_UPDATES)
     # A prompt that comes again shows what training has changed, so those of most updates are first.
     num_updates: Counter[str] = Counter()
     for step in steps:
-        num_updates.update(set(ids[step]))
-    chosen = {}
+        num_updates.update({str(record.get("id", "")) for record in records_by_step[step]})
+    updates = []
     for step in steps:
-        ranks = [-num_updates[name] for name in ids[step]]
+        records = records_by_step[step]
+        ranks = [-num_updates[str(record.get("id", ""))] for record in records]
         ranked = sorted(range(len(ranks)), key=ranks.__getitem__)
-        chosen[step] = set(ranked[:_MAX_PER_UPDATE])
-    return chosen
-
-
-def _read_chosen(path: Path, chosen: Mapping[int, set[int]]) -> list[dict[str, Any]]:
-    """Return the chosen samples of each update, as many of them as fit; one fits always."""
-    updates: dict[int, list[dict[str, Any]]] = {step: [] for step in chosen}
-    # Each update has an equal part of the page, so that long texts of early ones leave room for the
-    # last.
-    budgets = dict.fromkeys(chosen, _MAX_TOTAL_CHARACTERS // max(1, len(chosen)))
-    index: Counter[int] = Counter()
-    for step, record in _steps(path):
-        if index[step] in chosen.get(step, ()):
-            sample = _sample(record)
-            budgets[step] -= len(sample["prompt"]) + len(sample["completion"])
-            if budgets[step] >= 0 or not updates[step]:
-                updates[step].append(sample)
-        index[step] += 1
-    return [{"step": step, "samples": samples} for step, samples in updates.items()]
+        # Each update has an equal part of the page, so that long texts of early ones leave room for
+        # the last.
+        budget = _MAX_TOTAL_CHARACTERS // len(steps)
+        samples: list[dict[str, Any]] = []
+        for index in sorted(ranked[:_MAX_PER_UPDATE]):
+            sample = _sample(records[index])
+            budget -= len(sample["prompt"]) + len(sample["completion"])
+            if budget >= 0 or not samples:
+                samples.append(sample)
+        updates.append({"step": step, "samples": samples})
+    return updates
 
 
 def _sample(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What every command shares: one line for bad input, exit status 2, and compiled programs kept between runs."""
 
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -19,20 +18,6 @@ _BUG = (
     "This is a bug: please report it with these lines, the command, "
     "and what `python -m jaxppo.doctor --json` prints."
 )
-
-_NO_ROOM = "free some, or name another output_dir; JAXPPO_CACHE moves the cache"
-_NO_RIGHT = "change its permissions (chmod), or name another folder (JAXPPO_CACHE moves the cache)"
-_OS_FIXES = {
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.EACCES: _NO_RIGHT,
-    errno.EPERM: _NO_RIGHT,
-    errno.EROFS: _NO_RIGHT,
-    errno.EFBIG: "allow larger files (ulimit -f), or name an output_dir on a disk that holds them",
-    errno.ENOENT: "check the spelling of the path",
-    errno.EMFILE: "allow more open files (ulimit -n)",
-}
-"""What to do about errors of the operating system."""
 
 SHOW_ORBAX = "JAXPPO_ORBAX_LOGS"
 """Environment variable; with any value all that orbax prints is shown."""
@@ -67,10 +52,7 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
         _refuse(str(error))
     except OSError as error:  # a path that cannot be read or written, a full disk
         path = error.filename or "input/output"
-        fix = _OS_FIXES.get(error.errno or 0, "look at what is there")
-        _refuse(
-            f"{path}: expected to be readable and writable, got: {error.strerror or error}; {fix}"
-        )
+        _refuse(f"{path}: expected to be readable and writable, got: {error.strerror or error}")
     except Preempted as stop:
         _print_surely(sanitize(str(stop)))
         if uses_jax:
