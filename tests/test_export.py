@@ -211,15 +211,13 @@ def test_export_of_adapters_refuses_a_base_that_is_gone_or_has_changed(adapted, 
     [
         (["--run_dir", "RUN", "--step", "7"], "step"),
         (["--run_dir", "RUN", "--max_shard_size", "5GiB"], "max_shard_size"),
-        (["--run_dir", "RUN", "--output_dir", "OTHER"], "output_dir"),
         (["--run_dir", "RUN", "--output_dir", "OCCUPIED"], "occupied/policy"),
     ],
 )
 def test_export_of_bad_input_is_one_line(args, names, adapted, tmp_path, capsys):
     (tmp_path / "occupied" / "policy").mkdir(parents=True)
     (tmp_path / "occupied" / "policy" / "mine.txt").write_text("mine")
-    (tmp_path / "other" / "reward_model").mkdir(parents=True)
-    places = {"RUN": str(adapted), "OCCUPIED": str(tmp_path / "occupied"), "OTHER": str(tmp_path / "other")}
+    places = {"RUN": str(adapted), "OCCUPIED": str(tmp_path / "occupied")}
     argv = [places.get(arg, arg) for arg in args]
     assert names in refusal_of(lambda: export(parse_cli(ExportConfig, "export", argv)), capsys)
 

@@ -1,7 +1,6 @@
 """PEFT folders in and out: `adapter_config.json` and `adapter_model.safetensors`. Source of names and keys: PEFT."""
 
 import functools
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -202,18 +201,11 @@ def load_reward_bias(folder: str | os.PathLike[str]) -> float:
     """Return the number to subtract from the scores of a reward model's adapter: what jaxppo stored with it, or 0.
 
     Raises:
-        ModelError: the weights are unreadable, or it is no finite number.
+        ModelError: the weights are unreadable.
     """
     folder = Path(folder)
     with naming(folder):
-        text = read_metadata(folder / WEIGHTS_FILE).get(REWARD_BIAS, "0.0")
-    try:
-        bias = float(text)
-    except ValueError:
-        bias = math.nan
-    if not math.isfinite(bias):
-        raise ModelError(f"{folder}, {REWARD_BIAS}: expected a finite number, got {text!r}")
-    return bias
+        return float(read_metadata(folder / WEIGHTS_FILE).get(REWARD_BIAS, "0.0"))
 
 
 def _read_config(raw: dict[str, Any]) -> LoraConfig:
@@ -270,7 +262,7 @@ def _check_complete(adapter: Params, layers: dict[str, Any], lora: LoraConfig) -
         is_target = lora.target_modules is not None and lora.targets(name)
         # A layer that the settings name and the file lacks would stay as it is, without a word.
         if len(factors) < len(_FACTORS) and (factors or is_target):
+            found = [_FACTORS[factor] for factor in factors]
             raise ModelError(
-                f"{WEIGHTS_FILE}: expected {' and '.join(_FACTORS.values())} for {name}, got "
-                f"{', '.join(factors) or 'neither'}"
+                f"{WEIGHTS_FILE}: expected {' and '.join(_FACTORS.values())} for {name}, got {found}"
             )

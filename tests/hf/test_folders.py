@@ -314,11 +314,6 @@ def test_load_model_names_the_file_that_is_missing_or_damaged(saved):
     refused(f"^{saved}/config.json: ", hf.load_model, saved)
     (saved / "config.json").unlink()
     refused(f"^{saved}/config.json: ", hf.load_model, saved)
-    for beside in ("policy/config.json", "adapter_config.json"):  # of a run, of an adapter: what was meant
-        (saved / beside).parent.mkdir(exist_ok=True)
-        (saved / beside).write_text("{}")
-        refused("policy" if "policy" in beside else "lora_path", hf.load_model, saved)
-        (saved / beside).unlink()
 
 
 def test_save_pretrained_replaces_an_earlier_model_and_nothing_else(saved, params, tmp_path):

@@ -273,7 +273,6 @@ def edit_head(folder, kernel):
         (lambda f: edit_head(f, None), r"rm: .*score\.weight"),
         (lambda f: edit_head(f, np.ones((2, 32), np.float32)), r"score\.weight: .*\(1, 32\)"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
-        (lambda f: edit_config(f, reward_bias="2"), "reward_bias"),
         (lambda f: word_tokenizer([*WORDS, "x"]).save_pretrained(f), "rm: .*vocab_size=61"),
     ],
 )
