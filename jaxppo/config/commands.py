@@ -76,6 +76,7 @@ class EvaluateConfig:
         "reward_timeout_s",
         "sentiment_label",
         "reward_server_columns",
+        "target",
     )
     """Fields of the groups that this command has no flags for."""
 
@@ -108,13 +109,10 @@ class EvaluateConfig:
     compare_label: str | None = None
     """Name of what is compared with."""
     num_samples: int = 1
-    """Answers of each model to each row, for pass@k and the number of different plans; more need eval_temperature."""
+    """Answers of each model to each row, for pass@k; more need eval_temperature."""
     decoder: Literal["plain", "reground"] = "plain"
     """How plans are written: by the model alone, or one action at a time, the model being asked again from the state
     after it until the goal holds (reground)."""
-    allow_unmatched_plans: bool = False
-    """With a file of plans: a row without a plan counts as failed, and a plan whose row is in none of eval_splits is
-    passed over, instead of being errors."""
     dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; logits are float32 in any case."""
     response_length: int = 72
@@ -130,6 +128,7 @@ class EvaluateConfig:
         require_positive(self, "response_length", "num_samples")
         _ = self.sampling  # which checks its values
         self._check_sources()
+        require_default(self.run, "target", "as `train` says what its programs take")
         # A split named twice would be one entry of the results, with the rows of both.
         splits = self.data.eval_splits
         require(len(splits) > 0, "eval_splits", "at least one split", splits)
@@ -200,8 +199,6 @@ class EvaluateConfig:
         if reads_plans or compares:
             require_default(self.reward, "reward_funcs", "with plans or compare_with")
         self._check_answers()
-        if not reads_plans:
-            require_default(self, "allow_unmatched_plans", "without a file of plans")
         if not compares:
             require_default(self, "compare_label", "without compare_with")
         if self.plans is not None and (files or not compares):
@@ -210,7 +207,6 @@ class EvaluateConfig:
     def _check_answers(self) -> None:
         if self.judges_answers:
             require_default(self, "compare_with", "with files of answers")
-            require_default(self, "allow_unmatched_plans", "with files of answers")
             reason = "with files of answers, which are all judged"
             require_default(self.evaluation, "eval_rows", reason)
             return

@@ -95,8 +95,14 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "process_id": OldSetting("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
     "connect_timeout_s": OldSetting("set JAXPPO_CONNECT_TIMEOUT_S in the environment", (120,)),
     "adap_kl_ctrl": OldSetting("--kl_target with a number says it", (False, True)),
-    "allow_missing_plans": OldSetting("say --allow_unmatched_plans", (False,)),
-    "allow_unknown_plans": OldSetting("say --allow_unmatched_plans", (False,)),
+    "allow_missing_plans": OldSetting(
+        "write a line with `plan: null` for a missing plan", (False,)
+    ),
+    "allow_unknown_plans": OldSetting("leave plans for other rows out of the file", (False,)),
+    "allow_unmatched_plans": OldSetting(
+        "write a line with `plan: null` for a missing plan, and leave plans for other rows out",
+        (False,),
+    ),
     "num_key_value_heads": OldSetting("say --model_kwargs '{\"num_key_value_heads\": 2}'"),
     "rotary_pct": OldSetting("say --model_kwargs '{\"rotary_pct\": 0.25}'", (1.0,)),
     "tie_word_embeddings": OldSetting("say --model_kwargs '{\"tie_word_embeddings\": true}'"),

@@ -15,7 +15,7 @@ from jaxppo import data, hf, models
 from jaxppo.config import EvaluateConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import Row
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import DataError
 from jaxppo.evaluate import plan_metrics, repair
 from jaxppo.evaluate.answers.printing import print_answers
 from jaxppo.evaluate.answers.results import judge_answers
@@ -44,8 +44,7 @@ from jaxppo.evaluate.printing import print_results, warn_of_failures
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.files import write_jsonl
-from jaxppo.profiling import aot, memory, sizes
-from jaxppo.profiling.aim import show
+from jaxppo.profiling import memory, sizes
 from jaxppo.report import answers_page
 from jaxppo.report.plan_page import pick_samples, write_page
 from jaxppo.reward_functions import plan, registry
@@ -99,9 +98,6 @@ def evaluate(config: EvaluateConfig) -> Path:
         return run.folder
     console = run.console
     folder = run.folder
-    if config.run.target is not None:
-        _plan_for_target(config, console)
-        return folder
     if config.judges_answers:
         return _judge_answers(config, run)
     # A dry run checks everything that a run does.
@@ -153,32 +149,6 @@ def _judge_answers(config: EvaluateConfig, run: run_folder.Run) -> Path:
     print_answers(console, results.content)
     _print_paths(console, folder, has_page=True)
     return folder
-
-
-def _plan_for_target(config: EvaluateConfig, console: Console) -> None:
-    """Compile the program that generates, of the first model, for `--target`."""
-    if config.plans is not None:
-        raise ConfigError(f"target: expected a model that generates, got plans {config.plans!r}")
-    registry.check(config.reward)
-    validator = checked_validator(config.evaluation, config.reward)
-    rows = load_rows(config.data, config.reward, validator)
-    # Nothing is computed, so no weights are read.
-    policy = hf.load_policy(config.sources[0], shapes_only=True)
-
-    def build(config: EvaluateConfig, devices: list[Any]) -> aot.Plan:
-        parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
-        parallel.check_model(policy.config)
-        model = models.with_dtype(policy.config, config.dtype, config.run.attention)
-        evaluator = make_evaluator(
-            config,
-            model,
-            policy.tokenizer,
-            parallel,
-            rows=rows,
-        )
-        return evaluator.decoder.plan(policy.params)
-
-    show(console, config, build)
 
 
 class _Evaluation:
@@ -273,8 +243,7 @@ class _Evaluation:
         plans = read_plans(path)
         for name in ids_left_out:
             plans.pop(name, None)
-        allow_unmatched = self.config.allow_unmatched_plans
-        matched = iter(match_plans(evaluated_rows, plans, allow_unmatched=allow_unmatched))
+        matched = iter(match_plans(evaluated_rows, plans))
         # Back into splits, each taking as many as it has rows.
         predictions = {}
         for split, split_rows in rows.items():

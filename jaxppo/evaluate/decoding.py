@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxppo import data, models
@@ -13,11 +12,11 @@ from jaxppo.config import DataConfig, EvalConfig, SamplingConfig
 from jaxppo.evaluate.predictions import Prediction
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import aot, memory
+from jaxppo.profiling import memory
 from jaxppo.profiling.halving import Halving
 from jaxppo.rl import rollout
 from jaxppo.run import activity, preemption
-from jaxppo.types import Params, PromptBatch
+from jaxppo.types import Params
 
 
 class Completion(NamedTuple):
@@ -195,20 +194,3 @@ class Decoder:
         for text, ended, ids, mask in rows:
             completions.append(Completion(text, bool(ended), ids[mask].tolist()))
         return completions[: len(encoded)]
-
-    def plan(self, params: Params) -> aot.Plan:
-        """Plan the program for absent devices.
-
-        Args:
-            params: shapes of a language model.
-        """
-        place = partial(aot.placed, self.parallel)
-        shape = (self.batch_size, self.prompt_length)
-        prompts = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (np.int32, np.bool_)]
-        draws = jax.ShapeDtypeStruct((self.batch_size, self.length), np.float32)
-        weights = place(params)
-        inputs = place((PromptBatch(*prompts), draws), 0)  # type: ignore[arg-type]
-        stages = {"generate": [aot.Program(self._generate, (weights,), inputs)]}
-        # The first token comes from the pass over the prompt, each of the others from one more trip
-        # of the loop.
-        return aot.Plan(self.parallel, stages, aot.shard_bytes(weights), trips=self.length - 1)

@@ -69,11 +69,10 @@ def measure(judged: Sequence[JudgedRow]) -> Measures:
     """Compute all measures of some rows.
 
     Returns:
-        `RATES` as {"rate", "low", "high", "n"} (`clustered_wilson`); `FRACTIONS`, `OVERLAPS`, "length_ratio",
-        "distinct_plans" and "distinct_valid_plans" as {"mean", "low", "high", "n"} (`mean_interval` of one value per
-        problem); "pass_at_k" with such a mean for k = 1, 2, 4, ... as long as every problem has that many samples;
-        "errors" {reason: predictions}; "cheaper_than_reference" and "cheaper_than_optimal" (predictions; the latter
-        says that the data are wrong); "mean_reward" and "validator_failed" (means over predictions); "rows" and
+        `RATES` as {"rate", "low", "high", "n"} (`clustered_wilson`); `FRACTIONS`, `OVERLAPS` and "length_ratio" as
+        {"mean", "low", "high", "n"} (`mean_interval` of one value per problem); "pass_at_k" with such a mean for
+        k = 1, 2, 4, ... as long as every problem has that many samples;
+        "errors" {reason: predictions}; "mean_reward" and "validator_failed" (means over predictions); "rows" and
         "answers". A rate or mean that no row has is None. n counts problems.
     """
     return _measure([_score_row(row) for row in judged])
@@ -92,10 +91,8 @@ def _measure(scored: Sequence[_ScoredRow]) -> Measures:
         **{name: _mean(scored, name) for name in (*FRACTIONS, *OVERLAPS)},
         # A valid plan may be any times as long as the reference.
         "length_ratio": _mean(scored, "length_ratio", inf),
-        **_sample_measures(rows),
+        "pass_at_k": _pass_at_k(rows),
         "errors": error_counts(rows),
-        "cheaper_than_reference": sum(_num_cheaper(row, row.reference_cost) for row in rows),
-        "cheaper_than_optimal": sum(_num_cheaper(row, row.optimal_cost) for row in rows),
         "mean_reward": sum(outcome.reward for outcome in outcomes) / count,
         "validator_failed": failures / count,
         **_seed_measures(rows),
@@ -143,20 +140,6 @@ def error_counts(rows: Sequence[JudgedRow]) -> dict[str, int]:
     return {name: counts[name] for name in names}
 
 
-def _num_cheaper(row: JudgedRow, best: float | None) -> int:
-    """Count the valid plans of a row that cost less than the best cost known."""
-    if best is None:
-        return 0
-    # Costs are sums of floats, so equal ones may differ by rounding.
-    limit = best - 1e-6 * abs(best)
-    costs = [
-        prediction.progress.cost
-        for prediction in row.predictions
-        if prediction.outcome.verdict.valid
-    ]
-    return sum(cost is not None and cost < limit for cost in costs)
-
-
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Compute the probability that one of k samples is right, drawn from n with c right: 1 - C(n - c, k) / C(n, k).
 
@@ -167,47 +150,27 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - comb(n - c, k) / comb(n, k)
 
 
-_Samples = Sequence[JudgedPrediction]
-"""The predictions of one seed for one problem."""
-
-
-def _sample_measures(rows: Sequence[JudgedRow]) -> Measures:
-    """Compute pass@k and the number of different plans per seed, averaged over a problem's seeds.
+def _pass_at_k(rows: Sequence[JudgedRow]) -> dict[str, Measures]:
+    """Compute pass@k per seed, averaged over a problem's seeds.
 
     Seeds are different models: two samples, one of each, are no two tries of one model. So every number is computed
     within a seed first.
     """
     problems = [_samples_by_seed(row) for row in rows]
-
-    def mean_over_problems(value: Callable[[_Samples], float], upper: float) -> Measures:
-        means = [fmean(map(value, samples_by_seed)) for samples_by_seed in problems]
-        return mean_interval(means, (0.0, upper))
-
     # k doubles for as long as every seed of every problem has that many samples: each k is a mean
     # over the same rows.
     smallest = min((len(samples) for samples in chain.from_iterable(problems)), default=0)
-    pass_at = {}
+    measures = {}
     for power in range(smallest.bit_length()):
-        k = 2**power
-        pass_at[str(k)] = mean_over_problems(partial(_estimate_pass_at_k, k=k), 1.0)
-    return {
-        "pass_at_k": pass_at,
-        "distinct_plans": mean_over_problems(_num_distinct_plans, inf),
-        "distinct_valid_plans": mean_over_problems(_num_distinct_valid_plans, inf),
-    }
+        estimate = partial(_estimate_pass_at_k, k=2**power)
+        means = [fmean(map(estimate, samples_by_seed)) for samples_by_seed in problems]
+        measures[str(2**power)] = mean_interval(means, (0.0, 1.0))
+    return measures
 
 
-def _estimate_pass_at_k(samples: _Samples, k: int) -> float:
+def _estimate_pass_at_k(samples: Sequence[JudgedPrediction], k: int) -> float:
     num_valid = sum(sample.outcome.verdict.valid for sample in samples)
     return pass_at_k(len(samples), num_valid, k)
-
-
-def _num_distinct_plans(samples: _Samples) -> int:
-    return len({sample.outcome.actions for sample in samples if sample.is_readable})
-
-
-def _num_distinct_valid_plans(samples: _Samples) -> int:
-    return len({sample.outcome.actions for sample in samples if sample.outcome.verdict.valid})
 
 
 def _samples_by_seed(row: JudgedRow) -> list[list[JudgedPrediction]]:

@@ -102,15 +102,16 @@ def length_ratio(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     return len(judged.outcome.actions) / row.reference_length
 
 
-def quality(row: JudgedRow, judged: JudgedPrediction, best: float | None) -> float | None:
+def quality(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     """Return C* / C of a valid plan with cost C, at most 1; 0 for any other. None where C* or C is not known.
 
     C is the value of the problem's metric, or the number of steps where there is none; C* is the best cost known: that
-    of the cheapest reference (or of the plan itself, if it is cheaper), or the optimal one.
+    of the cheapest reference, or of the plan itself, if it is cheaper.
 
     Source: the score of the satisficing tracks of the International Planning Competition since 2008.
     """
     # Also for a plan that is not valid: of such problems the mean would count the failures alone.
+    best = row.reference_cost
     if best is None:
         return None
     if not judged.outcome.verdict.valid:
@@ -135,7 +136,6 @@ completions that ended with a stop token (null where no prediction says)."""
 FRACTIONS: Mapping[str, Score] = {
     "prefix": prefix_fraction,
     "goal": goal_fraction,
-    "quality": lambda row, judged: quality(row, judged, row.reference_cost),
-    "quality_optimal": lambda row, judged: quality(row, judged, row.optimal_cost),
+    "quality": quality,
 }
 """Numbers in [0, 1], as are `overlaps`."""

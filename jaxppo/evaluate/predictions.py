@@ -92,19 +92,6 @@ class JudgedRow:
         """Return the cost of the cheapest reference, see `reward_functions.plan.reference_cost`."""
         return reference_cost(self.row["domain_pddl"], self.row["problem_pddl"], self.references)
 
-    @property
-    def optimal_cost(self) -> float | None:
-        """Return the row's `optimal_cost`, where it has one and costs mean something."""
-        # A column of the user's data: it may hold anything, and true is an int.
-        value = self.row.get("optimal_cost")
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or self.reference_cost is None
-        ):
-            return None
-        return float(value) if value >= 0 else None
-
 
 def judge_rows(
     rows: Sequence[Row],
@@ -261,15 +248,13 @@ def _read_pddl(plan: Any, position: str) -> str | None:
 
 
 def match_plans(
-    rows: Sequence[Row], plans: Mapping[str, Sequence[Prediction]], *, allow_unmatched: bool = False
+    rows: Sequence[Row], plans: Mapping[str, Sequence[Prediction]]
 ) -> list[list[Prediction]]:
     """Match predictions with rows by their ids.
 
     Args:
         rows: of all splits that are evaluated.
         plans: from `read_plans`.
-        allow_unmatched: a row without a plan counts as failed (as not readable) instead of being refused; it is never
-            left out. Plans of other ids are ignored.
 
     Raises:
         DataError: ids that only one side has, listed, or an id that two rows share.
@@ -285,12 +270,11 @@ def match_plans(
         problems.append(f"no plan for {_list_ids(missing)}")
     if unknown := [name for name in plans if name not in counts]:
         problems.append(f"no row for {_list_ids(unknown)}")
-    if problems and not allow_unmatched:
+    if problems:
         raise DataError(
             f"plans: expected the ids of the {len(rows)} rows, got {'; '.join(problems)}"
         )
-    # A row that is left out would make the rate of the others the result.
-    return [list(plans.get(name, [Prediction(None)])) for name in counts]
+    return [list(plans[name]) for name in counts]
 
 
 def _list_ids(names: Sequence[str]) -> str:

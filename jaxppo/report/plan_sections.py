@@ -29,7 +29,6 @@ _COLUMNS = {
     "ended": "ended",
     "length / reference": "length_ratio",
     "C* / C": "quality",
-    "C* / C, optimal": "quality_optimal",
 }
 
 
@@ -141,15 +140,11 @@ def _summary(models: Models) -> Table:
     powers = dict.fromkeys(chain.from_iterable(cell["pass_at_k"] for cell in cells))
     powers.pop("1", None)
     heads = ["split", "model", "problems", *columns, *(f"pass@{k}" for k in powers)]
-    if powers:
-        heads.append("different valid plans")
     rows = []
     for split in _splits(models):
         for name, label, cell in _split_and_domains(models, split):
             values = [cell[key] for key in columns.values()]
             values += [cell["pass_at_k"].get(k) for k in powers]
-            if powers:
-                values.append(cell["distinct_valid_plans"])
             rows.append([name, label, cell["rows"], *values])
     # The rows of a single model need not name it.
     if len(models) == 1:

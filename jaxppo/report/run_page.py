@@ -40,7 +40,7 @@ REPORT_FILE = "report.html"
 _MAX_CARDS = 4
 _MAX_OUTCOME_BARS = 12
 # That only plans have
-_PLAN_MEASURES = {"rows", "errors", "domains", "bins", "pass_at_k", "quality_optimal"}
+_PLAN_MEASURES = {"rows", "errors", "domains", "bins", "pass_at_k"}
 
 
 class Card(NamedTuple):

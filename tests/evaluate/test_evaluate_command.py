@@ -206,13 +206,11 @@ def plans_file(path, rows, plan=lambda row: row["reference_plan"]):
     return str(path)
 
 
-def test_plans_of_other_rows_are_refused_or_passed_over(dataset, tmp_path):
+def test_plans_of_other_rows_are_refused(dataset, tmp_path):
     plans = plans_file(tmp_path / "plans.jsonl", rows_of(dataset, *SPLITS)[1:])
     with pytest.raises(DataError, match=r"test-0\b.*test_longer-0"):
         run(tmp_path / "run", dataset, plans=plans)
     assert not (tmp_path / "run").exists()
-    _, results, _ = run(tmp_path / "run", dataset, plans=plans, allow_unmatched_plans=True)
-    assert results["test"]["validity"]["rate"] == 7 / 8 and results["test"]["errors"]["syntax"] == 1
 
 
 def test_rows_that_a_model_leaves_out_are_left_out_of_a_file_too(dataset, tmp_path):
@@ -292,8 +290,7 @@ def test_data_without_plans_are_scored(dataset, spoiled, tmp_path, monkeypatch):
         ("compare_with", {"compare_with": ("a", "b.jsonl")}),
         ("compare_with", {"plans": "p.csv", "compare_with": ("m",)}),
         ("compare_label", {"compare_label": "x"}),
-        ("allow_unmatched_plans", {"allow_unmatched_plans": True}),
-        ("allow_unmatched_plans", {"plans": "p.csv", "allow_unmatched_plans": True}),
+        ("target", {"dry_run": True, "target": "tpu-v5e-1"}),
         ("decoder", {"plans": "p.jsonl", "decoder": "reground"}),
         ("decoder", {"decoder": "reground", "eval_temperature": 1.0}),
         ("decoder", {"decoder": "reground", "reward_funcs": ("sentiment",)}),

@@ -70,11 +70,10 @@ def test_match_plans_lists_ids_of_one_side_only():
     plans = {"p0": [Prediction("")], "p1": [Prediction("x"), Prediction("y")], "q": [Prediction("")]}
     with pytest.raises(DataError, match=r"12 .*p2, p3, p4, p5, p6, p7, p8, p9, p10, p11 .*2 .*1 .*q"):
         match_plans(rows, plans)
-    matched = match_plans(rows, plans, allow_unmatched=True)
-    assert matched[:3] == [[Prediction("")], [Prediction("x"), Prediction("y")], [Prediction(None)]]
-    assert len(matched) == 14
+    del plans["q"]
+    assert match_plans(rows[:2], plans) == [[Prediction("")], [Prediction("x"), Prediction("y")]]
     with pytest.raises(DataError, match="p0"):
-        match_plans([*rows, rows[0]], plans, allow_unmatched=True)
+        match_plans([*rows[:2], rows[0]], plans)
 
 
 OWN_STYLE = {"nl": "use light on a. use light on b.", "pddl": "(light a)(light b)", "atoms": "light a ; light b"}
@@ -132,24 +131,21 @@ def test_reference_length_and_cost_are_of_the_best_reference():
     )
     assert (row.reference_length, row.reference_cost) == (1, 2.0)  # the shortest one is not valid
     (row,) = judged("", reference_plan=[])
-    assert (row.reference_length, row.reference_cost, row.optimal_cost) == (0, None, None)
+    assert (row.reference_length, row.reference_cost) == (0, None)
 
 
 @pytest.mark.parametrize(
-    ("problem", "optimal", "expected"),
+    ("problem", "expected"),
     [
-        (COST_PROBLEM, 3, (10.0, 3.0)),
-        (COST_PROBLEM, True, (10.0, None)),
-        (COST_PROBLEM, None, (10.0, None)),
-        (COST_PROBLEM, -3, (10.0, None)),
-        (COST_PROBLEM.replace("minimize", "maximize"), 3, (None, None)),
-        (COST_PROBLEM.replace("(= (total-cost) 0)", "(= (total-cost) -20.0)"), 3, (None, None)),
+        (COST_PROBLEM, 10.0),
+        (COST_PROBLEM.replace("minimize", "maximize"), None),
+        (COST_PROBLEM.replace("(= (total-cost) 0)", "(= (total-cost) -20.0)"), None),
     ],
 )
-def test_costs_mean_something_where_they_are_to_be_small(problem, optimal, expected):
+def test_costs_mean_something_where_they_are_to_be_small(problem, expected):
     columns = {"domain_pddl": COST_DOMAIN, "problem_pddl": problem, "reference_plan": ["(steal a)"]}
-    (row,) = judged("buy a", **columns, optimal_cost=optimal)
-    assert (row.reference_cost, row.optimal_cost) == expected
+    (row,) = judged("buy a", **columns)
+    assert row.reference_cost == expected
 
 
 @pytest.mark.skipif(find_val() is None, reason="VAL is not installed")

@@ -17,7 +17,6 @@ from jaxppo.planning.datasets.runs import (
     claim_folder,
     command_line,
     is_finished,
-    optimal_plans,
     plans_file,
     settings_of,
     show_report,
@@ -37,7 +36,6 @@ from jaxppo.planning.importing.splits import KEEP, assign_splits
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans
-from jaxppo.planning.validate.validator import execute
 
 # What each kind of source is read with: the source, and the folder with its PDDL files where it has
 # none itself.
@@ -120,8 +118,6 @@ def _import(
         )
     if config.n_renamings and "train" in rows:
         rows["train"] = _with_renamings(rows["train"], config.n_renamings, rejected)
-    if config.planners.optimal_planner is not None:
-        _add_optimal_costs(rows, config.planners.optimal_planner, config, terminal)
     return rows, rejected, _figures(config, kind, problems, solved)
 
 
@@ -332,25 +328,6 @@ def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -
     return rows_and_copies
 
 
-def _add_optimal_costs(
-    rows: Mapping[str, list[Row]], planner: str, config: ImportConfig, terminal: Terminal
-) -> None:
-    """Add the column `optimal_cost`: what an optimal plan costs, None where the optimal planner found none."""
-    all_rows: list[Row] = []
-    for split_rows in rows.values():
-        all_rows += split_rows
-    plans = optimal_plans(
-        all_rows,
-        planner,
-        config.planners,
-        plans_file(Path(config.output_dir), config.planners),
-        terminal,
-    )
-    for row, plan in zip(all_rows, plans, strict=True):
-        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-        row["optimal_cost"] = None if plan is None else execute(problem, plan).cost
-
-
 def _summary(rejected: Sequence[Rejected]) -> str:
     """Say how many problems were left out for which reason, and show the first of them."""
     if not rejected:
@@ -371,8 +348,6 @@ def _figures(
     n_planned = len(solved) - n_with_plan
     # The licences of the planners whose plans are in the data set.
     planners = [config.planners.planner] if n_planned else []
-    if config.planners.optimal_planner is not None:
-        planners.append(config.planners.optimal_planner)
     return {
         "settings": settings_of(config),
         "kind": kind,

@@ -328,7 +328,7 @@ def test_val_judges_what_only_it_understands_or_fills_with_objects_in_time(tmp_p
     assert [record["valid"] for record in records] == [True, True, False, True, False] and content["not_judged"] == []
     assert [len(record["plan"]) for record in records[:3]] == [2, 2, 1]  # they keep their steps
     cell = content["models"]["answers"]["answers"]["domains"]["walks"]
-    assert cell["distinct_valid_plans"]["mean"] == 2 and cell["exact_match"] is None and cell["lccs"] is None
+    assert cell["exact_match"] is None and cell["lccs"] is None
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"], ids=ascii)

@@ -50,9 +50,6 @@ def test_every_verdict_of_the_sample_and_every_reason():
     assert len(rows) == 13
     results = plan_results(rows["o1-preview_chat"])
     assert results["zero_shot"]["domains"]["blocksworld"]["validity"]["rate"] == 23 / 24
-    # No valid plan of the sample is shorter than the one that PlanBench's planner found.
-    every = [plan_results(of_model) for of_model in rows.values()]
-    assert sum(cell["cheaper_than_reference"] for result in every for cell in result.values()) == 0
     assert saved_by_rule(done) == {
         "strict": {"readable": 1435, "valid": 380, "saved": 0},
         "fenced": {"readable": 1453, "valid": 389, "saved": 9},

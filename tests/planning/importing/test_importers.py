@@ -281,14 +281,6 @@ def test_import_problems_replaces_invalid_plans_where_asked(tmp_path):
         import_into(tmp_path / "none", source)
 
 
-def test_import_problems_adds_optimal_costs(tmp_path):
-    detour = ["(switch-on l0)", "(pass l0 l1)", "(switch-on l0)", "(pass l1 l2)"]
-    source = write_files(tmp_path / "in", lamp_files({"p": (3, 2)}) | {"p.plan": lines(detour)})
-    planners = PlannerConfig(planner="none", optimal_planner="builtin-optimal", workers=1)
-    rows, _, _ = import_into(tmp_path / "out", source, planners=planners)
-    assert (rows["p"]["plan_length"], rows["p"]["optimal_cost"]) == (4, 3)
-
-
 def test_import_problems_splits_by_length_objects_and_canonical_form(tmp_path):
     cases = {f"p{n}-{goal}": (n, goal) for n in (*range(5, 13), 25) for goal in range(1, min(n, 24))}
     files = lamp_files(cases) | {"x/domain.pddl": PIPES, "x/p.pddl": pipe_problem(3), "x/p.plan": lines(pipe_plan(3))}
@@ -552,7 +544,6 @@ def test_import_problems_lists_what_is_wrong_with_our_rows(tmp_path):
         ("split", {"split": "a/b"}),
         ("output_dir", {"output_dir": "in/out"}),
         ("replace_invalid_plans", {"replace_invalid_plans": True}),
-        ("optimal_planner", {"planners": PlannerConfig(planner="none", optimal_planner="builtin")}),
         ("planner", {"planners": PlannerConfig(planner="magic")}),
         ("max_train_objects", {"max_train_objects": 0}),
         ("max_train_objects", {"split": "test", "max_train_objects": 5}),
