@@ -29,24 +29,18 @@ def byte_level_bpe(lines: Sequence[str], pad_token: str | None) -> Any:
         lines: the texts.
         pad_token: None: it has none, as GPT-2's.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer
+    from tokenizers.implementations import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast
 
     end = "<|endoftext|>"
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [end] if pad_token is None else [end, pad_token]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000,
-        special_tokens=special,
-        initial_alphabet=sorted(alphabet),
-        show_progress=False,
+    special_tokens = [end] if pad_token is None else [end, pad_token]
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        lines, vocab_size=1000, min_frequency=0, show_progress=False, special_tokens=special_tokens
     )
-    tokenizer.train_from_iterator(lines, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=Tokenizer.from_str(tokenizer.to_str()),
         bos_token=end,
         eos_token=end,
         pad_token=pad_token,
@@ -57,9 +51,8 @@ def byte_level_bpe(lines: Sequence[str], pad_token: str | None) -> Any:
 def make_reviews(folder: Path) -> None:
     """The data set `toy-reviews`, with its tokenizer."""
     splits = {split: texts.review_rows(split, count, _SEED) for split, count in _REVIEWS.items()}
-    _write(
-        folder, splits, byte_level_bpe([row["prompt"] for row in splits["train"]], pad_token=None)
-    )
+    tokenizer = byte_level_bpe([row["prompt"] for row in splits["train"]], pad_token=None)
+    _write(folder, splits, tokenizer)
 
 
 def make_tldr(folder: Path) -> None:
@@ -74,16 +67,13 @@ def make_tldr(folder: Path) -> None:
 
 def make_reviews_classifier(folder: Path) -> None:
     """The model `toy-reviews-classifier`."""
-    from jaxppo.toys.classifier import check_installed, train_classifier
+    from jaxppo.toys.classifier import train_classifier
 
-    check_installed()
     rows = texts.review_rows("classifier", 4096, _SEED)
-    tokenizer = byte_level_bpe([row["prompt"] for row in rows], pad_token="[PAD]")
+    prompts = [row["prompt"] for row in rows]
+    tokenizer = byte_level_bpe(prompts, pad_token="[PAD]")
     tokenizer.padding_side = "right"
-    accuracy = train_classifier(
-        [row["prompt"] for row in rows], [row["label"] for row in rows], tokenizer, folder
-    )
-    print(f"{accuracy:.1%} of the reviews, cut at random, classified correctly")
+    train_classifier(prompts, [row["label"] for row in rows], tokenizer, folder)
 
 
 def make_chat_words(folder: Path) -> None:
@@ -121,9 +111,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.name is None:
         for name, toy in toys.TOYS.items():
-            print(
-                f"{name:<24} {toy.about}\n{'':<24} python {' '.join(toys.command_of(name, 'DIR'))}"
-            )
+            print(f"{name:<24} {toy.about}")
         return
     if options.name not in MAKERS:
         raise ConfigError(f"name: expected one of {', '.join(MAKERS)}, got {options.name!r}")

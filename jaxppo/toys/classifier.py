@@ -13,17 +13,9 @@ _BATCH_SIZE = 64
 _LEARNING_RATE = 2e-3
 
 
-def check_installed() -> None:
-    """Raise a `ModelError` where torch, which trains the classifier, is not installed; it is not imported yet."""
-    if find_spec("torch") is None:
-        raise ModelError(
-            "toy-reviews-classifier: expected torch to be installed: pip install 'jaxppo[sentiment]'"
-        )
-
-
 def train_classifier(
     texts: Sequence[str], labels: Sequence[int], tokenizer: Any, folder: Path, seed: int = 0
-) -> float:
+) -> None:
     """Train a DistilBERT of two layers, and write it with its tokenizer.
 
     Args:
@@ -33,9 +25,13 @@ def train_classifier(
         folder: where to.
         seed: of weights and order.
 
-    Returns:
-        The accuracy in the last quarter of the steps.
+    Raises:
+        ModelError: torch is not installed.
     """
+    if find_spec("torch") is None:
+        raise ModelError(
+            "toy-reviews-classifier: expected torch to be installed: pip install 'jaxppo[sentiment]'"
+        )
     import torch
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
@@ -58,7 +54,6 @@ def train_classifier(
     )
     model = DistilBertForSequenceClassification(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
-    accuracies = []
     for _ in range(_STEPS):
         rows = torch.randint(len(texts), (_BATCH_SIZE,))
         # As a reward the classifier also reads short completions, so it learns from reviews cut at
@@ -70,8 +65,5 @@ def train_classifier(
         optimizer.zero_grad()
         output.loss.backward()
         optimizer.step()
-        accuracies.append((output.logits.argmax(-1) == targets[rows]).float().mean().item())
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    last_quarter = accuracies[-len(accuracies) // 4 :]
-    return sum(last_quarter) / len(last_quarter)

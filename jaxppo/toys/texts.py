@@ -111,12 +111,12 @@ _FAULTS = tuple(_FAULT_RATES)
 
 def post_row(name: str, random: Random) -> Row:
     """A post with the facts that a summary should keep; another person is mentioned, and some asides."""
-    who, other = random.sample(_WHO, 2)
+    who, bystander = random.sample(_WHO, 2)
     deed = random.choice(_DEEDS)
     thing = random.choice(_THINGS)
     wish = random.choice(_WISHES)
     asides = random.sample(_ASIDES, 2)
-    middle = [f"{who} {deed} my {thing} .", f"{other} says it is nothing .", asides[0]]
+    middle = [f"{who} {deed} my {thing} .", f"{bystander} says it is nothing .", asides[0]]
     random.shuffle(middle)
     text = " ".join(["post :", *middle, f"i want {wish} .", asides[1], "tl;dr :"])
     return {
@@ -125,7 +125,7 @@ def post_row(name: str, random: Random) -> Row:
         "who": who,
         "deed": f"{deed} my {thing}",
         "wish": wish,
-        "other": other,
+        "other": bystander,
     }
 
 
@@ -183,6 +183,7 @@ def facts_kept(
     scores = []
     for text, *facts in zip(completions, who, deed, wish, strict=True):
         plain = " ".join(text.split())
-        right = plain == f"{facts[0]} {facts[1]} and i want {facts[2]} ."
-        scores.append(1.0 if right else sum(fact in plain for fact in facts) / (2 * len(facts)))
+        is_right = plain == f"{facts[0]} {facts[1]} and i want {facts[2]} ."
+        num_kept = sum(fact in plain for fact in facts)
+        scores.append(1.0 if is_right else num_kept / (2 * len(facts)))
     return scores

