@@ -54,11 +54,10 @@ class DataParallel:
             )
         self._check_processes()
         platform.give_back_memory_of_compilations()
-        names = (DATA, FSDP, TENSOR) if mode == "fsdp" else (DATA,)
+        names = partition.AXES if mode == "fsdp" else (DATA,)
         shape = tuple(self.sizes[name] for name in names)
-        self.mesh = Mesh(
-            np.asarray(self.devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names)
-        )
+        grid = np.asarray(self.devices).reshape(shape)
+        self.mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
 
     def _check_processes(self) -> None:
         """Check that rows of a process are its own: an axis that splits no rows may not reach over processes."""
@@ -97,9 +96,10 @@ class DataParallel:
         """Return the devices of this process alone, used in the same way: for what each process computes by itself."""
         if jax.process_count() == 1:
             return self
-        tensor = f",{TENSOR}={self.sizes[TENSOR]}" if self.sizes[TENSOR] > 1 else ""
-        axis = FSDP if self.mode == "fsdp" else DATA
-        return DataParallel(self.mode, self.local_devices, f"{axis}=-1{tensor}")
+        mesh = f"{FSDP if self.mode == 'fsdp' else DATA}=-1"
+        if self.sizes[TENSOR] > 1:
+            mesh += f",{TENSOR}={self.sizes[TENSOR]}"
+        return DataParallel(self.mode, self.local_devices, mesh)
 
     def check_model(self, model: Any) -> None:
         """Raise a `ConfigError` where a model cannot be split over this mesh.
@@ -119,10 +119,14 @@ class DataParallel:
 
     def describe(self) -> str:
         """Describe the devices and how they are used."""
-        processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        words = [f"{self.num_devices} {self.devices[0].platform} device(s)"]
+        if jax.process_count() > 1:
+            words.append(f"in {jax.process_count()} processes")
+        words.append(f"by {self.mode}")
         sizes = ",".join(f"{name}={size}" for name, size in self.sizes.items() if size > 1)
-        mesh = f" ({sizes})" if self.mode == "fsdp" and sizes else ""
-        return f"{self.num_devices} {self.devices[0].platform} device(s){processes} by {self.mode}{mesh}"
+        if self.mode == "fsdp" and sizes:
+            words.append(f"({sizes})")
+        return " ".join(words)
 
     # --- placement
 
@@ -173,6 +177,7 @@ class DataParallel:
             return PartitionSpec()
         spec = []
         for axis, size in zip(axes, shape, strict=True):
+            # What an axis does not divide, such as an odd vocabulary, is whole on every device.
             divides = axis is not None and size % self.sizes[axis] == 0
             spec.append(axis if divides else None)
         return PartitionSpec(*spec)
@@ -210,20 +215,26 @@ class DataParallel:
         out_specs = self._out_specs(out_axes)
 
         def call(*args: Any) -> Any:
-            in_specs = tuple(
-                jax.tree.map(lambda x: x.spec, self.shardings(arg))
-                if axis is None
-                else self._along_rows(axis)
-                for arg, axis in zip(args, row_axes, strict=True)
-            )
+            in_specs: list[Any] = []
+            for arg, axis in zip(args, row_axes, strict=True):
+                if axis is None:
+                    in_specs.append(jax.tree.map(lambda x: x.spec, self.shardings(arg)))
+                else:
+                    in_specs.append(self._along_rows(axis))
             specs = out_specs
             if donate and row_axes[donate[0]] is None:
                 # What is donated comes back in the same places, parameters in their shards.
                 donated = in_specs[donate[0]]
                 specs = (donated, *specs[1:]) if isinstance(out_axes, tuple) else donated
             with partition.tracing(self._undivided(args)):
+                # Programs sum their gradients over devices by themselves; checked, shard_map would sum
+                # them once more.
                 mapped = jax.shard_map(
-                    program, mesh=self.mesh, in_specs=in_specs, out_specs=specs, check_vma=False
+                    program,
+                    mesh=self.mesh,
+                    in_specs=tuple(in_specs),
+                    out_specs=specs,
+                    check_vma=False,
                 )
                 return mapped(*args)
 

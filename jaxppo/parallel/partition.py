@@ -27,12 +27,16 @@ import optax
 from jaxppo.parallel import platform
 from jaxppo.parallel.stacks import ALL
 
-DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+DATA = "data"
+FSDP = "fsdp"
+TENSOR = "tensor"
+AXES = (DATA, FSDP, TENSOR)
 """Names of the device axes: rows are split over the first two."""
 
 # What a matrix [inputs, outputs] is split over: the way into a block by its outputs, the way out by
 # its inputs. Between the two nothing is exchanged over `TENSOR`; only the way out needs a sum.
-COLUMN_PARALLEL, ROW_PARALLEL = (FSDP, TENSOR), (TENSOR, FSDP)
+COLUMN_PARALLEL = (FSDP, TENSOR)
+ROW_PARALLEL = (TENSOR, FSDP)
 
 # End of a parameter's path -> the axis that each of its dimensions is split over. What has no entry
 # is on every device: norms, adapters, heads with one output.
@@ -75,7 +79,9 @@ def path_of(keys: Any) -> str:
 def mesh_sizes() -> dict[str, int]:
     """Return how many devices each axis has where this is traced; 1 for an absent axis."""
     mesh = jax.sharding.get_abstract_mesh()
-    return {DATA: 1, FSDP: 1, TENSOR: 1} | dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    sizes = dict.fromkeys(AXES, 1)
+    sizes.update(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    return sizes
 
 
 # ------------------------------------------------------------------------- shards along the hidden size, over `FSDP`
@@ -173,8 +179,9 @@ def product(
     # Each device multiplies everyone's rows by its rows of the kernel: shares of all results, which
     # are summed.
     share = jnp.matmul(to_columns(rows), kernel, preferred_element_type=jnp.float32)
-    total = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
-    return total.astype(jnp.result_type(rows, kernel) if dtype is None else dtype)
+    summed = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
+    result_dtype = jnp.result_type(rows, kernel) if dtype is None else dtype
+    return summed.astype(result_dtype)
 
 
 MAX_GATHERED_SHARE = 1 / 3
@@ -196,8 +203,10 @@ def whole_bytes(tree: Any, size: int) -> int:
     total = 0
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         axes = axes_of(path_of(keys))
-        parts = size // leaf.shape[axes.index(FSDP)] if FSDP in axes else 1
-        total += parts * leaf.size * leaf.dtype.itemsize
+        leaf_bytes = leaf.size * leaf.dtype.itemsize
+        if FSDP in axes:
+            leaf_bytes *= size // leaf.shape[axes.index(FSDP)]
+        total += leaf_bytes
     return total
 
 
@@ -238,17 +247,18 @@ sum_over_devices.defvjp(lambda share: (sum_over_devices(share), None), lambda _,
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def gather_parts(part: jax.Array, axis: int, size: int) -> jax.Array:
     """Gather the parts of an axis from all devices along `TENSOR`, which go on with the same; none if it has `size`."""
-    return (
-        part
-        if part.shape[axis] == size
-        else jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
-    )
+    if part.shape[axis] == size:
+        return part
+    return jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
 
 
 def _gather_parts_backward(
     axis: int, size: int, part_size: int, grad: jax.Array
 ) -> tuple[jax.Array]:
-    return (grad if part_size == size else local_part(grad, axis, part_size),)
+    # Every device goes on with the same, so each has the whole gradient, of which it keeps its part.
+    if part_size != size:
+        grad = local_part(grad, axis, part_size)
+    return (grad,)
 
 
 gather_parts.defvjp(
@@ -322,7 +332,8 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
         return tree
     if isinstance(axes, str):
         # XLA would copy what it sums over one device.
-        return tree if jax.lax.psum(1, axes) == 1 else jax.lax.psum(tree, axes)
+        has_one_device = jax.lax.psum(1, axes) == 1
+        return tree if has_one_device else jax.lax.psum(tree, axes)
     sizes = mesh_sizes()
 
     def sum_leaf(keys: Any, leaf: jax.Array) -> jax.Array:
@@ -336,7 +347,11 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
 
 def largest(x: jax.Array) -> jax.Array:
     """Return the largest integer among the devices that gather shards together, so that all take one branch."""
-    return jax.lax.pmax(x, FSDP) if FSDP in jax.sharding.get_abstract_mesh().axis_names else x
+    # A device that took another branch would not take part in its gathers, and the others would
+    # wait for it.
+    if FSDP in jax.sharding.get_abstract_mesh().axis_names:
+        return jax.lax.pmax(x, FSDP)
+    return x
 
 
 def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
@@ -362,7 +377,9 @@ def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
     for split_axes, leaves in leaves_by_axes.items():
         # Squares can be summed over devices, norms cannot.
         share = jnp.asarray(optax.tree.norm(leaves, squared=True), jnp.float32)
-        squares += jax.lax.psum(share, split_axes) if split_axes else share
+        if split_axes:
+            share = jax.lax.psum(share, split_axes)
+        squares += share
     return jnp.sqrt(squares)
 
 
@@ -372,27 +389,23 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
     Raises:
         ValueError: the text says something else, or the sizes do not multiply to the number of devices.
     """
-    expected = f"axis=size for the axes {DATA}, {FSDP}, {TENSOR}, each at most once"
-    sizes: dict[str, int] = {}
+    refusal = ValueError(
+        f"axis=size for the axes {', '.join(AXES)}, each at most once, whose sizes (one may be -1, for what is left) "
+        f"multiply to the {num_devices} devices, got {text!r}"
+    )
+    sizes = dict.fromkeys(AXES, 1)
+    named_axes: list[str] = []
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if (
-            name not in (DATA, FSDP, TENSOR)
-            or name in sizes
-            or not size.removeprefix("-").isdecimal()
-        ):
-            raise ValueError(f"{expected}, got {text!r}")
+        if name not in AXES or name in named_axes or not size.removeprefix("-").isdecimal():
+            raise refusal
+        named_axes.append(name)
         sizes[name] = int(size)
     open_axes = [name for name, size in sizes.items() if size == -1]
-    if len(open_axes) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-        raise ValueError(
-            f"sizes of at least 1, one of them perhaps -1 for what is left, got {text!r}"
-        )
-    product_of_known = math.prod(size for size in sizes.values() if size != -1)
-    if open_axes and num_devices % product_of_known == 0:
-        sizes[open_axes[0]] = num_devices // product_of_known
-    if math.prod(sizes.values()) != num_devices:
-        raise ValueError(
-            f"sizes that multiply to the number of devices, {num_devices}, got {text!r}"
-        )
-    return {name: sizes.get(name, 1) for name in (DATA, FSDP, TENSOR)}
+    if len(open_axes) == 1:
+        # The product of the others, but for its sign.
+        num_others = -math.prod(sizes.values())
+        sizes[open_axes[0]] = num_devices // max(1, num_others)
+    if min(sizes.values()) < 1 or math.prod(sizes.values()) != num_devices:
+        raise refusal
+    return sizes

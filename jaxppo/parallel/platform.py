@@ -3,7 +3,6 @@
 import ctypes
 import importlib.util
 import os
-import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,9 +29,8 @@ def current() -> Platform:
     target = _target.get()
     if target is not None:
         return target
-    limits = [
-        stats["bytes_limit"] for stats in map(_stats, jax.local_devices()) if "bytes_limit" in stats
-    ]
+    all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    limits = [stats["bytes_limit"] for stats in all_stats if "bytes_limit" in stats]
     name = jax.default_backend()
     if name == "cpu" and not limits:  # the devices are parts of one machine
         machine = machine_bytes()
@@ -48,9 +46,12 @@ def machine_bytes() -> int | None:
     """Return the memory of this machine, or of its container; None where it is not known, as on Windows."""
     if sys.platform == "win32":
         return None
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [path.read_text().strip() for path in _container_limits() if path.is_file()]
-    return min([total, *(int(limit) for limit in limits if limit.isdecimal())])
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _container_limits():
+        text = path.read_text().strip() if path.is_file() else ""
+        if text.isdecimal():  # else there is no limit
+            limits.append(int(text))
+    return min(limits)
 
 
 def _container_limits() -> Iterator[Path]:
@@ -59,22 +60,12 @@ def _container_limits() -> Iterator[Path]:
     In a container the group is mostly the root of what can be seen; a batch system's or a service's is below it.
     """
     lines = _GROUPS_OF_PROCESS.read_text().splitlines() if _GROUPS_OF_PROCESS.is_file() else []
-    # {controllers: path}
-    groups = dict(line.split(":", 2)[1:] for line in lines if line.count(":") >= 2)
-    first = next((path for names, path in groups.items() if "memory" in names.split(",")), "/")
-    for root, name, group in (
-        # The second version has one tree for all
-        (_CONTROL_GROUPS, "memory.max", groups.get("", "/")),
-        (_CONTROL_GROUPS / "memory", "memory.limit_in_bytes", first),
-    ):
-        folder = root / group.strip("/")
-        for each in (folder, *folder.parents):
-            if each.is_relative_to(root):
-                yield each / name
-
-
-def _stats(device: Any) -> dict[str, int]:
-    return device.memory_stats() or {}
+    # Control groups of the second version are one tree, whose line begins with 0::
+    group = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    folder = _CONTROL_GROUPS / group.strip("/")
+    for parent in (folder, *folder.parents):
+        if parent.is_relative_to(_CONTROL_GROUPS):
+            yield parent / "memory.max"
 
 
 _LONG_COMPILATION_S = 1.0
@@ -101,43 +92,20 @@ def give_back_memory_of_compilations() -> None:
     jax.monitoring.register_event_duration_secs_listener(compiled)
 
 
-_PCI = Path("/sys/bus/pci/devices")
-_MAKERS = ("0x10de", "0x1ae0", "0x1002")
-"""NVIDIA, Google and AMD, as makers of what is on the bus."""
-_DEVICES = ("nvidia0", "nvidiactl", "dxg", "kfd", "accel0", "vfio")
+_ACCELERATORS = ("nvidia0", "nvidiactl", "dxg", "kfd", "accel0", "vfio")
 """Files of GPUs and TPUs in /dev, also within containers."""
 
 
 def leave_out_absent() -> None:
-    """Keep JAX on the CPU where compilers for a GPU or TPU are installed, and there is none of either.
+    """Keep JAX on the CPU where the compiler for TPUs is installed, and there is neither a TPU nor a GPU.
 
-    It would try them first, and say at length that they found nothing. To be called before JAX looks for devices.
+    JAX would try it first, and say at length that it found nothing. To be called before JAX looks for devices.
     """
-    if (
-        sys.platform == "linux"
-        and "JAX_PLATFORMS" not in os.environ
-        and _has_compilers()
-        and not _has_accelerator()
-    ):
+    is_chosen = sys.platform != "linux" or "JAX_PLATFORMS" in os.environ
+    if is_chosen or importlib.util.find_spec("libtpu") is None:
+        return
+    if not any(Path("/dev", name).exists() for name in _ACCELERATORS):
         jax.config.update("jax_platforms", "cpu")
-
-
-def _has_compilers() -> bool:
-    """Return whether JAX has plug-ins, and only those of which it is known how their hardware shows."""
-    plugins = importlib.util.find_spec("jax_plugins")
-    names = (
-        []
-        if plugins is None
-        else [each.name for each in pkgutil.iter_modules(plugins.submodule_search_locations)]
-    )
-    known = all(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
-    return known and (bool(names) or importlib.util.find_spec("libtpu") is not None)
-
-
-def _has_accelerator() -> bool:
-    if any(Path("/dev", name).exists() for name in _DEVICES):
-        return True
-    return any(path.read_text().strip() in _MAKERS for path in _PCI.glob("*/vendor"))
 
 
 def compile_only() -> None:

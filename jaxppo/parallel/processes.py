@@ -111,11 +111,9 @@ def _from_environment(name: str) -> int | None:
 
 
 def _end_unconnected(address: str | None, count: int | None, seconds: int) -> None:
-    processes = "all processes" if count is None else f"{count} processes"
-    place = address or "the cluster's coordinator"
     print(
-        f"error: coordinator_address: expected {processes} at {place} within {seconds} s, got an answer from fewer or "
-        "from none",
+        f"error: coordinator_address: expected {count or 'all'} processes at {address or 'the coordinator'} within "
+        f"{seconds} s, got an answer from fewer or from none",
         file=sys.stderr,
         flush=True,
     )
@@ -246,13 +244,13 @@ def check_same(settings: Mapping[str, Any]) -> None:
     """Raise a `ConfigError` on every process unless all have the same settings; all of them must call this."""
     compared = dict(settings)
     compared.pop("coordinator_address", None)  # it has the number of each process
-    for process, other_settings in enumerate(gather(compared)):
+    for process, process_settings in enumerate(gather(compared)):
         for name, value in compared.items():
-            other = other_settings.get(name)
-            if other != value:
+            process_value = process_settings.get(name)
+            if process_value != value:
                 raise ConfigError(
                     f"{name}: expected the same on all processes, got {value!r} on process "
-                    f"{jax.process_index()} and {other!r} on process {process}"
+                    f"{jax.process_index()} and {process_value!r} on process {process}"
                 )
 
 

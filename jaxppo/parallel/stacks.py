@@ -36,7 +36,8 @@ def can_stack(tree: Any) -> bool:
 
     def note(layers: dict[str, Any]) -> dict[str, Any]:
         if not is_stacked(layers):
-            kinds.append(len({kind_of(layer) for layer in layers.values()}) == 1)
+            distinct = {kind_of(layer) for layer in layers.values()}
+            kinds.append(len(distinct) == 1)
             numbers.add(frozenset(layers))
         return layers
 
