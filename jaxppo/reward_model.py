@@ -418,7 +418,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         learner.model.max_length,
     )
     if config.run.target is None:
-        print_memory(console, learner.budget(learned), parallel.local_devices)
+        print_memory(console, learner.budget(learned))
     if config.run.dry_run:
         return folder
     with hub.pushed(run), run.claimed(), reported(folder, console):

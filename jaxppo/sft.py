@@ -282,7 +282,7 @@ def _print_plan(run: Run, inputs: Inputs, learner: SFT, evaluator: Evaluator) ->
         f"{parameters:,} parameters{adapters}, into {run.folder}"
     )
     budget = learner.budget(inputs.training.rows, evaluator.memory)
-    print_memory(run.console, budget, learner.parallel.local_devices)
+    print_memory(run.console, budget)
     pretrained = None if start.loaded is None else parameters
     use_peft = start.adapter is not None
     for warning in optimizer.warnings(

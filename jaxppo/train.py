@@ -68,7 +68,7 @@ class Setup:
             reference: language model, on the devices; None: no KL.
         """
         source: OnPolicy | OneStepAhead = OnPolicy(
-            self.learner, reference, self.prompts, self.meter.finish_time
+            self.learner, reference, self.prompts, self.meter.clock.finish_time
         )
         with ExitStack() as stack:
             if self.config.rl.async_rollouts:
@@ -286,7 +286,7 @@ def train(config: TrainConfig) -> Path:
         run.claimed(),
         reported(run.folder, run.console),
         closing(setup.rewards),
-        closing(setup.meter),
+        closing(setup.meter.clock),
         run.trackers,
     ):
         with activity.show("placing the models"):

@@ -250,7 +250,7 @@ def profiled(run_recorded):
 def test_a_profile_is_of_the_process_that_was_asked_for_it(profiled, capfd):
     """A resume knows nothing of it, and is refused one that is longer than what is left."""
     table = (profiled.folder / "profile" / "top_ops.txt").read_text()
-    assert "update 3 (" in table and table in profiled.out
+    assert "updates 3 to 3 (" in table and table in profiled.out
     assert len(table.splitlines()) == 2 + 10 and "jit__update_on_device/" in table
     assert (profiled.folder / "profile" / "perfetto_trace.json.gz").is_file()
     assert "\nprofile:" not in (profiled.folder / "config.yaml").read_text()

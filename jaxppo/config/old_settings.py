@@ -91,6 +91,7 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "stream_problems": _moved("stream_rows", "train", "train=16000", None),
     "stream_rl_rows": _moved("stream_rows", "rl", "rl=500", 500),
     "stream_test_rows": _moved("stream_rows", "test", "test=50", 50),
+    "peak_tflops": OldSetting("divide throughput/tflops by the peak that is meant"),
     "num_processes": OldSetting("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
     "process_id": OldSetting("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
     "connect_timeout_s": OldSetting("set JAXPPO_CONNECT_TIMEOUT_S in the environment", (120,)),

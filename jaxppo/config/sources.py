@@ -50,7 +50,6 @@ CALL_ONLY = (
     "dry_run",
     "quiet",
     "profile",
-    "peak_tflops",
     "report_to",
 )
 CALL_ONLY += ("target", "allow_changes", "push_to_hub", "hub_model_id", "hub_private", *PLACES)

@@ -97,16 +97,10 @@ class TrainConfig:
     profile: int = 0
     """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
     the table of the ten most expensive operations, top_ops.txt."""
-    peak_tflops: float | None = python_only(None)
-    """Most TFLOP/s of one device in dense matrix products, for throughput/mfu; default: as its maker says, where the
-    device is known."""
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "max_bad_updates")
         require(self.profile >= 0, "profile", "an integer of at least 0", self.profile)
-        if self.peak_tflops is not None:
-            finite = 0.0 < self.peak_tflops < math.inf
-            require(finite, "peak_tflops", "a finite number above 0", self.peak_tflops)
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         if self.total_episodes is not None:

@@ -281,7 +281,7 @@ class _Evaluation:
         model_bytes = {"model": sizes.tree_bytes(self._parallel.shards(policy.params))}
         stages = {"evaluation": evaluator.memory} if evaluator.memory else {}
         budget = memory.Budget(model_bytes, stages)
-        print_memory(self._console, budget, self._parallel.local_devices)
+        print_memory(self._console, budget)
         return EvaluatedModel(policy.params, evaluator, rewards)
 
     def _predict(self, method: Method) -> dict[str, Predictions]:

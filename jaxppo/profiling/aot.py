@@ -5,7 +5,6 @@ the CPU, see `platform.compile_only`.
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import math
 import os
@@ -21,7 +20,7 @@ from jax.experimental import topologies
 from jaxppo.errors import ConfigError, first_line
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import collectives, counts
+from jaxppo.profiling import counts
 from jaxppo.profiling.targets import Target
 
 GPU_FRACTION = 0.75
@@ -29,9 +28,14 @@ GPU_FRACTION = 0.75
 _FRACTION_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """Set another share; the second is the older name, and JAX reads only one of them."""
 
-_WHEELS = {"tpu": ("libtpu",), "gpu": ("jax_plugins.xla_cuda13", "nvidia.cu13")}
-_OLDER_WHEELS = {"gpu": ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc")}
-"""Packages that make up a compiler, all of which must be installed."""
+_WHEELS = {
+    "tpu": [("libtpu",)],
+    "gpu": [
+        ("jax_plugins.xla_cuda13", "nvidia.cu13"),
+        ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"),
+    ],
+}
+"""Packages that make up a compiler, newer and older ones, all of which must be installed."""
 
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -57,7 +61,7 @@ class Plan(NamedTuple):
     # Programs by the stage that runs them, one after the other
     stages: Mapping[str, Sequence[Program]]
     held_bytes: int  # on each device from the first update to the last
-    expected: Mapping[str, int] = {}  # by stage: what it adds by the budget of `memory.py`
+    budget: Mapping[str, int] = {}  # by stage: what it adds by the arithmetic of `memory.py`
     trips: int = 1  # rounds of a decoding loop
     parts: int = 1  # micro-batches of a mini-batch
     most_parts: int = 1  # that they can be, one row each
@@ -73,23 +77,18 @@ class Compiled(NamedTuple):
     peak_bytes: int  # arguments, results and temporaries together
     added_bytes: int  # of these, what is not held throughout
     counted: counts.Count
-    sent: collectives.Sent
     refused: str | None = None  # the compiler's own words, where the program is too big for it
 
-    def then(self, other: "Compiled") -> "Compiled":
+    def then(self, following: "Compiled") -> "Compiled":
         """Return both, one after the other."""
         return Compiled(
-            self.compile_s + other.compile_s,
-            max(self.argument_bytes, other.argument_bytes),
-            max(self.temp_bytes, other.temp_bytes),
-            max(self.peak_bytes, other.peak_bytes),
-            max(self.added_bytes, other.added_bytes),
-            self.counted.plus(other.counted),
-            {
-                name: self.sent.get(name, 0.0) + other.sent.get(name, 0.0)
-                for name in {**self.sent, **other.sent}
-            },
-            self.refused or other.refused,
+            compile_s=self.compile_s + following.compile_s,
+            argument_bytes=max(self.argument_bytes, following.argument_bytes),
+            temp_bytes=max(self.temp_bytes, following.temp_bytes),
+            peak_bytes=max(self.peak_bytes, following.peak_bytes),
+            added_bytes=max(self.added_bytes, following.added_bytes),
+            counted=self.counted.plus(following.counted),
+            refused=self.refused or following.refused,
         )
 
 
@@ -99,45 +98,26 @@ def devices_of(target: Target) -> list[Any]:
     Raises:
         ConfigError: the compiler is not installed, or does not know this topology.
     """
-    _check_installed(target.platform)
+    name = target.platform
+    if not any(all(map(_is_installed, packages)) for packages in _WHEELS[name]):
+        raise ConfigError(
+            f"target: expected XLA's compiler for {name.upper()}, got none installed; pip install 'jaxppo[aot-{name}]' "
+            f"(a compiler alone: it needs no {name.upper()} and no driver)"
+        )
     # JAX registers its plug-ins on the first use of a device, and the topology needs them
     jax.devices()
     try:
-        if target.platform == "tpu":
+        if name == "tpu":
             topology = topologies.get_topology_desc(target.topology, "tpu", **dict(target.options))
         else:
             options = {"topology": target.topology, "target_config": target.chip.config}
             topology = topologies.get_topology_desc("", "cuda", **options)
     except Exception as error:  # each compiler has exceptions of its own
-        expected = f"a topology that the compiler of {target.platform} knows"
         raise ConfigError(
-            f"target: expected {expected}, got {target.name}: {first_line(error)[:300]}"
+            f"target: expected a topology that the compiler of {name} knows, got {target.name}: "
+            f"{first_line(error)[:300]}"
         ) from None
     return list(topology.devices)
-
-
-def _check_installed(name: str) -> None:
-    """Raise a `ConfigError` where the compiler for a platform is missing, or is of another version than JAX."""
-    if name == "tpu" and "TPU_LIBRARY_PATH" in os.environ:
-        return
-    choices = [wheels[name] for wheels in (_WHEELS, _OLDER_WHEELS) if name in wheels]
-    if not any(all(map(_is_installed, packages)) for packages in choices):
-        fix = f"pip install 'jaxppo[aot-{name}]' (a compiler alone: it needs no {name.upper()} and no driver)"
-        raise ConfigError(
-            f"target: expected XLA's compiler for {name.upper()}, got none installed; {fix}"
-        )
-    if name != "gpu":
-        return
-    for package in ("jax-cuda13-plugin", "jax-cuda12-plugin"):
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if version != jax.__version__:
-            fix = f"pip install {package}=={jax.__version__} {package[:-6]}pjrt=={jax.__version__}"
-            raise ConfigError(
-                f"target: expected the plug-in of JAX {jax.__version__}, got {version}; {fix}"
-            )
 
 
 def _is_installed(package: str) -> bool:
@@ -151,20 +131,12 @@ def memory_of(target: Target) -> int:
     """Return the bytes of a device that JAX takes: all of a TPU, and of a GPU the share that its variable says."""
     if target.platform == "tpu":
         return target.chip.memory_bytes
-    return int(target.chip.memory_bytes * gpu_fraction())
-
-
-def gpu_fraction() -> float:
-    """Return the share of a GPU's memory that JAX takes."""
     name = gpu_fraction_variable()
-    text = os.environ.get(name) or str(GPU_FRACTION)
+    text = os.environ.get(name) or GPU_FRACTION
     try:
-        share = float(text)
+        return int(target.chip.memory_bytes * float(text))
     except ValueError:
-        share = math.nan
-    if not 0 < share < math.inf:
-        raise ConfigError(f"{name}: expected a share of the memory above 0, got {text!r}")
-    return share
+        raise ConfigError(f"{name}: expected a share of the memory, got {text!r}") from None
 
 
 def gpu_fraction_variable() -> str:
@@ -203,55 +175,40 @@ def compile_plan(plan: Plan) -> Iterator[tuple[str, Compiled]]:
     for name, programs in plan.stages.items():
         # A program that runs twice, such as the scoring of policy and reference, is compiled once.
         distinct = [program for i, program in enumerate(programs) if program not in programs[:i]]
-        compiled = [compile_program(program, plan.parallel, plan.trips) for program in distinct]
+        compiled = [compile_program(program, plan.trips) for program in distinct]
         yield name, functools.reduce(Compiled.then, compiled)
 
 
-def compile_program(program: Program, parallel: DataParallel, trips: int) -> Compiled:
+def compile_program(program: Program, trips: int) -> Compiled:
     """Trace and compile one program; one that is too big for its compiler is a result, too.
 
     Args:
         program: with the shapes of its arguments.
-        parallel: the target's devices.
         trips: rounds of a decoding loop.
     """
     start = time.monotonic()
     traced = program.function.trace(*program.arguments)
-    count = counts.of_program(traced.jaxpr, parallel.num_devices, trips)
-    rows = shard_bytes(program.rows)
+    count = counts.of_program(traced.jaxpr, trips)
+    refused = None
     try:
-        compiled = traced.lower().compile()
+        arguments, temporaries, results = _memory(traced.lower().compile())
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         # Such a compiler names the memory that it would have needed; that is the answer to the
         # question.
-        seconds = time.monotonic() - start
         arguments = shard_bytes(program.arguments)
         temporaries = needed_bytes(str(error), arguments)
-        return Compiled(
-            compile_s=seconds,
-            argument_bytes=arguments,
-            temp_bytes=temporaries,
-            peak_bytes=arguments + temporaries,
-            added_bytes=rows + temporaries,
-            counted=count,
-            sent={},
-            refused=first_line(error),
-        )
-    seconds = time.monotonic() - start
-    traffic: collectives.Sent = {}
-    if parallel.num_devices > 1:
-        traffic = collectives.sent(compiled.as_text(), dict(parallel.mesh.shape), trips)
-    arguments, temporaries, results = _memory(compiled)
+        results = 0
+        refused = first_line(error)
     return Compiled(
-        compile_s=seconds,
+        compile_s=time.monotonic() - start,
         argument_bytes=arguments,
         temp_bytes=temporaries,
         peak_bytes=arguments + results + temporaries,
-        added_bytes=rows + results + temporaries,
+        added_bytes=shard_bytes(program.rows) + results + temporaries,
         counted=count,
-        sent=traffic,
+        refused=refused,
     )
 
 

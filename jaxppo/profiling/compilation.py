@@ -1,7 +1,6 @@
 """Counts what XLA compiles during updates, and tells of updates that had to compile when all should be compiled."""
 
 from collections.abc import Callable
-from types import TracebackType
 
 import jax
 
@@ -26,28 +25,24 @@ class Compilations:
 
     def __init__(self, tell: Callable[[str], None]):
         self._tell = tell
-        self._requests, self._hits, self._seconds = 0, 0, 0.0
         self._updates = 0
-        self._lengths: set[int] = set()  # of sequences, met so far
-        self._told: set[int] = set()
+        self._reported_lengths: set[int] = set()
+        self.begin()
 
     def __enter__(self) -> "Compilations":
         jax.monitoring.register_event_duration_secs_listener(self._note_duration)
         jax.monitoring.register_event_listener(self._note_event)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         jax.monitoring.unregister_event_listener(self._note_event)
         jax.monitoring.unregister_event_duration_listener(self._note_duration)
 
     def begin(self) -> None:
         """Begin an update: what was compiled before, for instance by an evaluation, is not counted."""
-        self._requests, self._hits, self._seconds = 0, 0, 0.0
+        self._requests = 0
+        self._hits = 0
+        self._seconds = 0.0
 
     def end(self, step: int, length: int) -> dict[str, float]:
         """Return the metrics of the update that ends here, and report programs that it compiled after the warm-up.
@@ -58,24 +53,14 @@ class Compilations:
         """
         compiled = self._requests - self._hits
         self._updates += 1
-        if compiled and self._updates > WARM_UP and length not in self._told:
-            self._told.add(length)
+        if compiled and self._updates > WARM_UP and length not in self._reported_lengths:
+            self._reported_lengths.add(length)
             self._tell(
-                f"update {step}: compiled {compiled} program(s) in {self._seconds:.1f} s: {self._reason(length)}"
+                f"update {step}: compiled {compiled} program(s) in {self._seconds:.1f} s; its sequences have {length} "
+                f"tokens (each length, rounded up to a multiple of {SEQUENCE_BUCKET}, compiles once, as do longer "
+                "texts for a learned reward)"
             )
-        self._lengths.add(length)
         return {"compile/count": compiled, "compile/s": self._seconds, "cache/hits": self._hits}
-
-    def _reason(self, length: int) -> str:
-        if length in self._lengths:
-            return (
-                f"not for its sequences, whose {length} tokens are no new length; a learned reward that meets longer "
-                "texts compiles, for instance"
-            )
-        return (
-            f"its sequences have {length} tokens, for the first time in this process; lengths are rounded up to a "
-            f"multiple of {SEQUENCE_BUCKET}, and each one is compiled once"
-        )
 
     def _note_duration(self, event: str, duration_secs: float, **details: str | int) -> None:
         del details

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jaxppo.config.sources import flatten, replace
 from jaxppo.errors import ConfigError
 from jaxppo.profiling import aot
+from jaxppo.profiling.targets import GIB
 
 Build = Callable[[Any], aot.Plan]
 """Configuration of a command -> its programs on the target."""
@@ -27,18 +28,17 @@ class Measured(NamedTuple):
         """The stage that takes most."""
         return max(self.stages, key=self.on_device)
 
-    def fits(self, memory_bytes: int) -> bool:
-        """Return whether all stages fit into the memory of a device."""
-        refused = any(stage.refused is not None for stage in self.stages.values())
-        return not refused and self.on_device(self.fullest) <= memory_bytes
-
     def too_big(self, memory_bytes: int) -> list[str]:
-        """Return the stages that do not fit."""
+        """Return the stages that do not fit into the memory of a device."""
         return [
             name
             for name, stage in self.stages.items()
             if stage.refused is not None or self.on_device(name) > memory_bytes
         ]
+
+    def fits(self, memory_bytes: int) -> bool:
+        """Return whether all stages fit into the memory of a device."""
+        return not self.too_big(memory_bytes)
 
 
 class Change(NamedTuple):
@@ -67,21 +67,8 @@ def smallest_change(
         build: makes the programs of another configuration.
         tell: called with a line for each change that is tried.
     """
-    for base in _bases(config, measured.plan.parallel.num_devices):
-        try:
-            plan = build(replace(config, **base)) if base else measured.plan
-        except ConfigError as error:  # a combination that this run cannot have
-            tell(f"with {describe(base)}: {error}")
-            continue
-        # No number of parts helps where the weights alone are too many, and compiling takes
-        # minutes.
-        if plan.held_bytes >= memory_bytes:
-            tell(f"{_with(base)}what is held throughout alone takes {_gib(plan.held_bytes)}")
-            continue
-        candidate = Change(base, _compiled(plan, memory_bytes, tell, base) if base else measured)
-        if candidate.measured.fits(memory_bytes):
-            return candidate
-        change = _in_parts(config, candidate, memory_bytes, build, tell)
+    for flags in _bases(config, measured.plan.parallel.num_devices):
+        change = _in_parts(config, flags, None if flags else measured, memory_bytes, build, tell)
         if change is not None:
             return change
     return None
@@ -107,14 +94,42 @@ def _bases(config: Any, devices: int) -> Iterator[dict[str, Any]]:
 
 
 def _in_parts(
-    config: Any, change: Change, memory_bytes: int, build: Build, tell: Callable[[str], None]
+    config: Any,
+    base: Mapping[str, Any],
+    measured: Measured | None,
+    memory_bytes: int,
+    build: Build,
+    tell: Callable[[str], None],
 ) -> Change | None:
-    """Return the fewest parts that make a run fit, beside other changes; None where even single rows do not."""
-    flags = dict(change.flags)
-    measured = change.measured
+    """Return the fewest parts that make a run fit, beside other changes; None where even single rows do not.
+
+    Args:
+        config: of the command.
+        base: the other changes.
+        measured: what the run takes with them; None: not compiled yet.
+        memory_bytes: of a device.
+        build: makes the programs of another configuration.
+        tell: called with a line for each change that is tried.
+    """
+    flags = dict(base)
     while True:
+        prefix = f"with {describe(flags)}: " if flags else ""
+        try:
+            plan = build(replace(config, **flags)) if measured is None else measured.plan
+        except ConfigError as error:  # a combination that this run cannot have
+            tell(f"{prefix}{error}")
+            return None
+        # No number of parts helps where the weights alone are too many, and compiling takes
+        # minutes.
+        if plan.held_bytes >= memory_bytes:
+            tell(f"{prefix}what is held throughout alone takes {plan.held_bytes / GIB:,.2f} GiB")
+            return None
+        if measured is None:
+            measured = Measured(plan, dict(aot.compile_plan(plan)))
+            outcome = "fits" if measured.fits(memory_bytes) else "does not fit"
+            most_bytes = measured.on_device(measured.fullest)
+            tell(f"{prefix}{measured.fullest} takes {most_bytes / GIB:,.2f} GiB: {outcome}")
         too_big = measured.too_big(memory_bytes)
-        plan = measured.plan
         if not too_big:
             return Change(flags, measured)
         if "update" in too_big and plan.parts < plan.most_parts:
@@ -122,9 +137,8 @@ def _in_parts(
             # does. If all of it shrank, these would be the parts to take: fewer cannot do, and
             # compiling them would be lost time.
             available = memory_bytes - plan.held_bytes
-            fewest = max(
-                2 * plan.parts, plan.parts * measured.stages["update"].added_bytes / available
-            )
+            shrinking = plan.parts * measured.stages["update"].added_bytes / available
+            fewest = max(2 * plan.parts, shrinking)
             flags["gradient_accumulation_steps"] = next(
                 parts
                 for parts in range(plan.parts + 1, plan.most_parts + 1)
@@ -137,23 +151,4 @@ def _in_parts(
         # Anything else, such as sampling, has no setting here that would make it smaller.
         if too_big:
             return None
-        measured = _compiled(build(replace(config, **flags)), memory_bytes, tell, flags)
-
-
-def _compiled(
-    plan: aot.Plan, memory_bytes: int, tell: Callable[[str], None], flags: Mapping[str, Any]
-) -> Measured:
-    measured = Measured(plan, dict(aot.compile_plan(plan)))
-    outcome = "fits" if measured.fits(memory_bytes) else "does not fit"
-    tell(
-        f"{_with(flags)}{measured.fullest} takes {_gib(measured.on_device(measured.fullest))}: {outcome}"
-    )
-    return measured
-
-
-def _with(flags: Mapping[str, Any]) -> str:
-    return f"with {describe(flags)}: " if flags else ""
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB"
+        measured = None

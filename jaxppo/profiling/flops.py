@@ -65,7 +65,8 @@ def products(config: ModelConfig, params: Params) -> Products:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return sum(leaf.size for keys, leaf in leaves if keys[-1].key in names)
 
-    trunk, layers = jax.eval_shape(stacks.unstack, params["trunk"]), config.num_hidden_layers
+    trunk = jax.eval_shape(stacks.unstack, params["trunk"])
+    layers = config.num_hidden_layers
     keys_and_values = 2 * config.hidden_size * config.num_key_value_heads * config.head_dim
     return Products(
         trunk=size(trunk, "kernel"),
@@ -96,15 +97,15 @@ class Pass(NamedTuple):
     """Size of a pass through a model, all rows together."""
 
     tokens: int
-    seen: int  # tokens that each of them attends to
-    read: int  # tokens whose hidden states are wanted
+    attended: int  # tokens that each of them attends to
+    read: int  # tokens whose hidden states are used
 
 
 def forward(model: Products, size: Pass, head: bool = True) -> int:
     """Count the operations of a forward pass; with a `head` that predicts what comes after every token that is read."""
     adapted = 2 * size.tokens * model.adapter
     pairs = size.tokens * (model.layers - 1) + size.read
-    return _linear(model, size, head) + adapted + 4 * pairs * size.seen * model.attention
+    return _linear(model, size, head) + adapted + 4 * pairs * size.attended * model.attention
 
 
 def backward(model: Products, size: Pass, head: bool = True) -> int:
@@ -123,10 +124,9 @@ def sampling(policy: Products, shapes: Shapes) -> int:
     """Count a pass over every prompt, then one over each token drawn but the last; adapters are merged."""
     merged = policy._replace(adapter=0)
     prompts = Pass(shapes.prompts * shapes.prompt_length, shapes.prompt_length, read=shapes.prompts)
-    drawn = shapes.completions * (shapes.longest_completion - 1)
-    return forward(merged, prompts) + forward(
-        merged, Pass(drawn, shapes.prompt_length + shapes.completion_length, read=drawn)
-    )
+    tokens = shapes.completions * (shapes.longest_completion - 1)
+    steps = Pass(tokens, shapes.prompt_length + shapes.completion_length, read=tokens)
+    return forward(merged, prompts) + forward(merged, steps)
 
 
 def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
@@ -182,11 +182,5 @@ def shapes_of(prompt_ids: Any, completion_mask: Any, input_ids: Any) -> Shapes:
         completion_mask: [B, C] bool, on the host.
         input_ids: [B, T] int32.
     """
-    (prompts, prompt_length), (completions, completion_length) = (
-        prompt_ids.shape,
-        completion_mask.shape,
-    )
     longest = int(completion_mask.sum(axis=1).max())
-    return Shapes(
-        prompts, prompt_length, completions, completion_length, longest, input_ids.shape[1]
-    )
+    return Shapes(*prompt_ids.shape, *completion_mask.shape, longest, input_ids.shape[1])

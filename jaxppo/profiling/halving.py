@@ -71,12 +71,12 @@ class Halving:
 
     def _halve(self, rows: Callable[[], int]) -> bool:
         """Take fewer rows, and return whether that is possible."""
-        before = rows()
+        planned_rows = rows()
         divisor = self.divisor
         # Where rows are cut into equal parts, half of them may need more than one step.
-        for _ in range(before.bit_length()):
+        for _ in range(planned_rows.bit_length()):
             self.divisor *= 2
-            if rows() < before:
+            if rows() < planned_rows:
                 return True
         self.divisor = divisor
         return False

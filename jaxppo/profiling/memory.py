@@ -6,6 +6,7 @@ reward is not counted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,39 @@ MOST_OF_DEVICE = 0.8
 """Share of a device's memory that a run takes by default: what XLA holds between is not counted."""
 MOST_OF_MACHINE = 0.5
 """The same where the device is a machine, on which there are other programs, compilers and the host's own arrays."""
+
+
+class RunShapes(NamedTuple):
+    """What a run holds and learns: trees of arrays, or of their shapes.
+
+    Attributes:
+        models: architectures of what is learned: the policy, then a separate value model.
+        resident: what stays on a device, by name.
+        trained: {"policy", "value"}, trees of what has gradients, as far as it is on a device.
+        weights: {"policy", "value"}, whole models.
+        mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; without them none does.
+    """
+
+    models: Sequence[ModelConfig]
+    resident: Mapping[str, Any]
+    trained: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    mesh: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def tensor(self) -> int:
+        """Devices along `TENSOR`."""
+        return self.mesh.get(TENSOR, 1)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether parameters are split over `FSDP`."""
+        return self.mesh.get(FSDP, 1) > 1
+
+    @property
+    def resident_bytes(self) -> dict[str, int]:
+        """Bytes on each device from the first step to the last."""
+        return {name: sizes.tree_bytes(tree) for name, tree in self.resident.items()}
 
 
 def rows_at_once(
@@ -111,28 +145,14 @@ def equal_parts(rows: int, limit: int | None) -> int:
     )
 
 
-def activation_budget(
-    models: Sequence[ModelConfig],
-    resident: Any,
-    trained: Mapping[str, Any],
-    weights: Mapping[str, Any],
-    mesh: Mapping[str, int],
-) -> int | None:
-    """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known.
-
-    Args:
-        models: see `budget`.
-        resident: what stays on a device, tree of arrays or of their shapes.
-        trained: see `budget`.
-        weights: see `budget`.
-        mesh: see `budget`.
-    """
+def activation_budget(shapes: RunShapes) -> int | None:
+    """Return the bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
     limit = _most_bytes()
     if limit is None:
         return None
-    copies, gradients = _learning(models, trained, weights, mesh)
-    most_logits = sizes.logits_bytes(models[0], 2**31)
-    return limit - sizes.tree_bytes(resident) - copies - 2 * gradients - most_logits
+    copies, gradients = _learning(shapes)
+    most_logits = sizes.logits_bytes(shapes.models[0], 2**31)
+    return limit - sizes.tree_bytes(shapes.resident) - copies - 2 * gradients - most_logits
 
 
 def device_bytes() -> int | None:
@@ -146,39 +166,29 @@ def _most_bytes() -> int | None:
     size = device_bytes()
     if size is None:
         return None
-    return int((MOST_OF_MACHINE if platform.current().name == "cpu" else MOST_OF_DEVICE) * size)
+    share = MOST_OF_MACHINE if platform.current().name == "cpu" else MOST_OF_DEVICE
+    return int(share * size)
 
 
-def sampled_rows(
-    model: ModelConfig,
-    resident: Any,
-    weights: Any,
-    prompt: int,
-    response: int,
-    mesh: Mapping[str, int],
-    merged: bool,
-) -> int | None:
+def sampled_rows(shapes: RunShapes, prompt: int, response: int, merged: bool) -> int | None:
     """Return how many rows a device decodes at once in an update, as far as memory allows; None: any number.
 
     Args:
-        model: the policy.
-        resident: see `activation_budget`.
-        weights: of the policy: tree of arrays or of their shapes.
+        shapes: of the run.
         prompt: tokens of a prompt, padding included.
         response: most tokens of a completion.
-        mesh: see `budget`.
         merged: adapters are merged into the weights.
     """
     limit = _most_bytes()
     if limit is None:
         return None
-    tensor = mesh.get(TENSOR, 1)
-    copies = _decoding_weights(model, weights, mesh, merged=merged)
+    policy = shapes.models[0]
+    copies = _decoding_weights(shapes, merged)
     # Prompts are read before there is anything else, in parts on an accelerator.
-    of_row = sum(_decoding(model, 1, prompt + response, tensor).values())
+    row_bytes = sum(_decoding(policy, 1, prompt + response, shapes.tensor).values())
     if platform.current().name == "cpu":
-        of_row += sizes.reading_bytes(model, 1, prompt)
-    return max(1, (limit - sizes.tree_bytes(resident) - copies) // of_row)
+        row_bytes += sizes.reading_bytes(policy, 1, prompt)
+    return max(1, (limit - sizes.tree_bytes(shapes.resident) - copies) // row_bytes)
 
 
 def decodes_split(model: ModelConfig, weights: Any, mesh: Mapping[str, int]) -> bool:
@@ -187,41 +197,42 @@ def decodes_split(model: ModelConfig, weights: Any, mesh: Mapping[str, int]) -> 
     return mesh.get(FSDP, 1) > 1 and partition.decodes_split(num_bytes)
 
 
-def _decoding_weights(
-    model: ModelConfig, weights: Any, mesh: Mapping[str, int], *, merged: bool
-) -> int:
+def _decoding_weights(shapes: RunShapes, merged: bool) -> int:
     """Return the bytes of the policy's weights as they are decoded with, where they are not those that are held."""
-    tensor = mesh.get(TENSOR, 1)
-    if mesh.get(FSDP, 1) > 1:
-        num_bytes = sizes.compute_bytes(model, weights) // tensor  # adapters are merged before
-        if not decodes_split(model, weights, mesh):
-            return num_bytes
-        # layers, to read prompts
-        return num_bytes // mesh[FSDP] + sizes.gathered_bytes(model, weights, tensor)
-    return sizes.copy_bytes(model, weights, merged=merged) // tensor
+    policy = shapes.models[0]
+    weights = shapes.weights["policy"]
+    if not shapes.is_split:
+        return sizes.copy_bytes(policy, weights, merged=merged) // shapes.tensor
+    num_bytes = sizes.compute_bytes(policy, weights) // shapes.tensor  # adapters are merged before
+    if not decodes_split(policy, weights, shapes.mesh):
+        return num_bytes
+    # layers, to read prompts
+    gathered = sizes.gathered_bytes(policy, weights, shapes.tensor)
+    return num_bytes // shapes.mesh[FSDP] + gathered
 
 
-def _learning(
-    models: Sequence[ModelConfig],
-    trained: Mapping[str, Any],
-    weights: Mapping[str, Any],
-    mesh: Mapping[str, int],
-) -> tuple[int, int]:
+def _learning(shapes: RunShapes) -> tuple[int, int]:
     """Return the bytes of weights as they are computed with, and of one gradient of all that is trained."""
-    tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
-    if split:
-        gathered = [
-            sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)
-        ]
-        # Gradients of as many layers are whole, in float32, before each device keeps its part of
-        # them.
-        whole_gradients = [
-            size * sizes.FP32 // sizes.itemsize(model)
-            for size, (model, tree) in zip(gathered, _trunks(models, trained), strict=True)
-            if model.accelerated and "embed_in" in tree["trunk"]
-        ]
-        return sum(gathered) + max(whole_gradients, default=0), sizes.tree_bytes(trained)
-    return sizes.copy_bytes(models[0], weights) // tensor, sizes.tree_bytes(trained)
+    gradients = sizes.tree_bytes(shapes.trained)
+    if not shapes.is_split:
+        return sizes.copy_bytes(shapes.models[0], shapes.weights) // shapes.tensor, gradients
+    gathered = _gathered(shapes)
+    # Gradients of as many layers are whole, in float32, before each device keeps its part of
+    # them.
+    whole_gradients = [
+        size * sizes.FP32 // sizes.itemsize(model)
+        for size, (model, tree) in zip(gathered, _trunks(shapes, shapes.trained), strict=True)
+        if model.accelerated and "embed_in" in tree["trunk"]
+    ]
+    return sum(gathered) + max(whole_gradients, default=0), gradients
+
+
+def _gathered(shapes: RunShapes) -> list[int]:
+    """Return the bytes that a device gathers at once of each of the models."""
+    return [
+        sizes.gathered_bytes(model, tree, shapes.tensor)
+        for model, tree in _trunks(shapes, shapes.weights)
+    ]
 
 
 def prompts_at_once(
@@ -241,14 +252,14 @@ def prompts_at_once(
         prompts_shape: [G, P].
         uniforms_shape: [B, C].
     """
-    (count, prompt), (rows, response) = prompts_shape, uniforms_shape
+    count, prompt = prompts_shape
+    rows, response = uniforms_shape
     if platform.current().name == "cpu":
         return count
-    resident = sizes.compute_bytes(model, weights) + sizes.kv_cache_bytes(
-        model, rows, prompt + response
-    )
+    cache = sizes.kv_cache_bytes(model, rows, prompt + response)
+    resident = sizes.compute_bytes(model, weights) + cache
     limit = max(1, int(READING_SHARE * resident / sizes.reading_bytes(model, 1, prompt)))
-    return next(part for part in range(min(limit, count), 0, -1) if count % part == 0)
+    return count // equal_parts(count, limit)
 
 
 EVALUATION_SHARE = 0.25
@@ -269,11 +280,8 @@ def decoded_rows(model: ModelConfig, prompt: int, response: int) -> int | None:
     memory = platform.current().memory_bytes
     if memory is None:
         return None
-    return max(
-        1,
-        int(EVALUATION_SHARE * memory)
-        // sum(evaluation_bytes(model, 1, prompt, response).values()),
-    )
+    row_bytes = sum(evaluation_bytes(model, 1, prompt, response).values())
+    return max(1, int(EVALUATION_SHARE * memory) // row_bytes)
 
 
 def evaluation_bytes(model: ModelConfig, rows: int, prompt: int, response: int) -> dict[str, int]:
@@ -288,10 +296,11 @@ def evaluation_bytes(model: ModelConfig, rows: int, prompt: int, response: int) 
 
 def _decoding(model: ModelConfig, rows: int, length: int, tensor: int = 1) -> dict[str, int]:
     """Return the bytes of the cache of rows of `length` tokens, and of the logits of the next one."""
-    cache = sizes.kv_cache_bytes(model, rows, length) // _dividing(
-        model.num_key_value_heads, tensor
-    )
-    return {"KV cache": cache, "logits": sizes.LOGITS_COPIES * sizes.FP32 * rows * model.vocab_size}
+    parts = _dividing(model.num_key_value_heads, tensor)
+    return {
+        "KV cache": sizes.kv_cache_bytes(model, rows, length) // parts,
+        "logits": sizes.LOGITS_COPIES * sizes.FP32 * rows * model.vocab_size,
+    }
 
 
 class Budget(NamedTuple):
@@ -333,13 +342,9 @@ def _parts(parts: Mapping[str, int]) -> str:
 
 def budget(
     config: TrainConfig,
-    models: Sequence[ModelConfig],
-    resident: Mapping[str, Any],
-    trained: Mapping[str, Any],
-    weights: Mapping[str, Any],
+    shapes: RunShapes,
     prompt_length: int,
     row_shards: int,
-    mesh: Mapping[str, int] | None = None,
     room: int | None = None,
     evaluated: tuple[int, int] | None = None,
     sampled: int | None = None,
@@ -348,106 +353,75 @@ def budget(
 
     Args:
         config: hyper-parameters.
-        models: architectures of what is learned: the policy, then a separate value model.
-        resident: what stays on a device, by name: trees of arrays or of their shapes.
-        trained: {"policy", "value"}, trees of what has gradients, as far as it is on a device.
-        weights: {"policy", "value"}, whole models: trees of arrays or of their shapes.
+        shapes: of the run.
         prompt_length: tokens of a prompt, padding included.
         row_shards: parts that rows are split into.
-        mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; default: none does.
         room: see `rows_at_once`.
         evaluated: rows that a device decodes at once in an evaluation, and tokens of their prompts; default: none.
         sampled: rows that a device samples at once, from `sampled_rows`; default: all.
     """
-    policy, mesh = models[0], mesh or {}
+    models = shapes.models
+    policy = models[0]
     response = config.sampling.response_length
     length = prompt_length + response
-    tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
-    rows, parts = (
-        config.batch_size // row_shards,
-        micro_batches(config, models, length, row_shards, room, tensor),
-    )
+    rows = config.batch_size // row_shards
+    parts = micro_batches(config, models, length, row_shards, room, shapes.tensor)
     micro_rows = config.mini_batch_size // row_shards // parts
     at_once = min(rows, scored_rows(config, models, length, room) or rows)
-    decoding = _decoding_weights(policy, weights["policy"], mesh, merged=config.peft.use_peft)
-    if split:
-        scoring = max(
-            sizes.gathered_bytes(model, tree, tensor) for model, tree in _trunks(models, weights)
-        )
+    decoding = {"weights": _decoding_weights(shapes, config.peft.use_peft)}
+    if shapes.is_split:
+        scoring = max(_gathered(shapes))
     else:
-        scoring = max(sizes.copy_bytes(policy, tree) for tree in weights.values()) // tensor
-    learning = _learning_stage(models, trained, weights, mesh, micro_rows, parts, length, response)
-    evaluation = {}
-    if evaluated is not None:
-        evaluation = {
-            "evaluation": {"weights": decoding} | evaluation_bytes(policy, *evaluated, response)
-        }
-    return Budget(
-        resident={name: sizes.tree_bytes(tree) for name, tree in resident.items()},
-        stages={
-            "sampling": {"weights": decoding}
-            | _decoding(policy, min(rows, sampled or rows), length, tensor),
-            "scoring": {
-                "weights": scoring,
-                "activations": max(sizes.scored_bytes(model, at_once, length) for model in models)
-                // tensor,
-                "logits": sizes.logits_bytes(policy, at_once * response),
-            },
-            "learning": learning,
-            **evaluation,
+        copies = [sizes.copy_bytes(policy, tree) for tree in shapes.weights.values()]
+        scoring = max(copies) // shapes.tensor
+    activations = max(sizes.scored_bytes(model, at_once, length) for model in models)
+    stages = {
+        "sampling": decoding | _decoding(policy, min(rows, sampled or rows), length, shapes.tensor),
+        "scoring": {
+            "weights": scoring,
+            "activations": activations // shapes.tensor,
+            "logits": sizes.logits_bytes(policy, at_once * response),
         },
-    )
+        "learning": _learning_stage(shapes, micro_rows, parts, length, response),
+    }
+    if evaluated is not None:
+        stages["evaluation"] = decoding | evaluation_bytes(policy, *evaluated, response)
+    return Budget(shapes.resident_bytes, stages)
 
 
 def supervised_budget(
-    model: ModelConfig,
-    resident: Mapping[str, Any],
-    trained: Any,
-    weights: Any,
-    shape: tuple[int, int, int, int],
-    mesh: Mapping[str, int],
-    evaluation: Mapping[str, int],
+    shapes: RunShapes, micro_batch: tuple[int, int, int, int], evaluation: Mapping[str, int]
 ) -> Budget:
     """Estimate the memory that steps on fixed rows take.
 
     Args:
-        model: what is learned.
-        resident: see `budget`.
-        trained: tree of what has gradients, as far as it is on a device.
-        weights: of the whole model: tree of arrays or of their shapes.
-        shape: rows of a micro-batch on a device, micro-batches of a step, tokens of a row, predictions of a row.
-        mesh: see `budget`.
+        shapes: of the run.
+        micro_batch: rows on a device, micro-batches of a step, tokens of a row, predictions of a row.
         evaluation: bytes that an evaluation takes, by what takes them; empty: there is none.
     """
-    learning = _learning_stage([model], {"policy": trained}, {"policy": weights}, mesh, *shape)
-    return Budget(
-        resident={name: sizes.tree_bytes(tree) for name, tree in resident.items()},
-        stages={"learning": learning} | ({"evaluation": dict(evaluation)} if evaluation else {}),
-    )
+    stages = {"learning": _learning_stage(shapes, *micro_batch)}
+    if evaluation:
+        stages["evaluation"] = dict(evaluation)
+    return Budget(shapes.resident_bytes, stages)
 
 
 def _learning_stage(
-    models: Sequence[ModelConfig],
-    trained: Mapping[str, Any],
-    weights: Mapping[str, Any],
-    mesh: Mapping[str, int],
-    micro_rows: int,
-    parts: int,
-    length: int,
-    predictions: int,
+    shapes: RunShapes, micro_rows: int, parts: int, length: int, predictions: int
 ) -> dict[str, int]:
     """Return the bytes that learning adds, by what takes them: `parts` micro-batches of so many rows and tokens."""
-    tensor, split = mesh.get(TENSOR, 1), mesh.get(FSDP, 1) > 1
-    copies, gradients = _learning(models, trained, weights, mesh)
+    models = shapes.models
+    tensor = shapes.tensor
+    copies, gradients = _learning(shapes)
     activations = sum(sizes.activation_bytes(model, micro_rows, length, tensor) for model in models)
-    layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
     total = gradients if parts > 1 else 0  # of micro-batches before
-    if platform.current().name != "cpu" and not split:
-        # No compiler makes float32 of a gradient before it is added to a sum or goes into the
-        # optimizer.
-        gradients = gradients * sizes.itemsize(models[0]) // sizes.FP32
-    if platform.current().name != "cpu" and models[0].accelerated:
-        activations -= sum(layers) - max(layers)  # one model after the other
+    if platform.current().name != "cpu":
+        if not shapes.is_split:
+            # No compiler makes float32 of a gradient before it is added to a sum or goes into the
+            # optimizer.
+            gradients = gradients * sizes.itemsize(models[0]) // sizes.FP32
+        if models[0].accelerated:
+            layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
+            activations -= sum(layers) - max(layers)  # one model after the other
     return {
         "weights": copies,
         "gradients": total + gradients,
@@ -463,8 +437,6 @@ def _dividing(heads: int, tensor: int) -> int:
     return heads if tensor % heads == 0 else 1
 
 
-def _trunks(
-    models: Sequence[ModelConfig], trees: Mapping[str, Any]
-) -> Iterator[tuple[ModelConfig, Any]]:
+def _trunks(shapes: RunShapes, trees: Mapping[str, Any]) -> Iterator[tuple[ModelConfig, Any]]:
     """Return the arrays that belong to each of the models, heads on the trunk of another one left out."""
-    return zip(models, [tree for tree in trees.values() if "trunk" in tree], strict=True)
+    return zip(shapes.models, [tree for tree in trees.values() if "trunk" in tree], strict=True)

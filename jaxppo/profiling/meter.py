@@ -1,8 +1,8 @@
 """All measurements of an update in one place: what it achieves, compiles, waits for, holds, and spends its time on."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,9 @@ from jaxppo.config import TrainConfig
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel import processes
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.profiling import flops, peak
+from jaxppo.profiling import flops, peak_memory, targets
 from jaxppo.profiling.compilation import Compilations
 from jaxppo.profiling.device_clock import FinishClock
-from jaxppo.profiling.throughput import Throughput
 from jaxppo.profiling.trace import Profile, check_updates
 from jaxppo.run.console import Console
 from jaxppo.types import Params
@@ -29,6 +28,9 @@ class UpdateMeter:
         params: {"policy"} and maybe {"value"}, arrays or their shapes.
         parallel: devices.
 
+    Attributes:
+        clock: notes when devices finish.
+
     Raises:
         ConfigError: the run has too few updates for the profile that was asked for.
     """
@@ -42,18 +44,17 @@ class UpdateMeter:
         parallel: DataParallel,
     ):
         check_updates(config.profile, config.num_updates)
-        self._config, self._parallel = config, parallel
-        self._throughput = Throughput(config, flops.of_models(model, value_model, params), parallel)
-        self._clock = FinishClock()
-
-    def finish_time(self, arrays: Any) -> Future[float]:
-        """Note when arrays are ready, see `FinishClock.finish_time`."""
-        return self._clock.finish_time(arrays)
+        self.clock = FinishClock()
+        self._config = config
+        self._parallel = parallel
+        self._models = flops.of_models(model, value_model, params)
+        peak = targets.peak_tflops(parallel.devices[0].device_kind, config.dtype)
+        self._peak_tflops = None if peak is None else peak * parallel.num_devices
 
     def throughput(
         self, prompt_ids: Any, mask: Any, input_ids: Any, seconds: float
     ) -> dict[str, float]:
-        """Return what an update achieved, see `Throughput.metrics`.
+        """Return what an update achieved: completions and operations per second, and their share of the peak.
 
         Args:
             prompt_ids: [G, P] of its batch.
@@ -61,7 +62,15 @@ class UpdateMeter:
             input_ids: [B, T] of its sequences.
             seconds: its wall time.
         """
-        return self._throughput.metrics(flops.shapes_of(prompt_ids, mask, input_ids), seconds)
+        shapes = flops.shapes_of(prompt_ids, mask, input_ids)
+        tflops = flops.of_update(self._config, self._models, shapes) / seconds / targets.TERA
+        metrics = {
+            "throughput/samples_per_s": shapes.completions / seconds,
+            "throughput/tflops": tflops,
+        }
+        if self._peak_tflops is not None:
+            metrics["throughput/mfu"] = tflops / self._peak_tflops
+        return metrics
 
     @contextmanager
     def watching(self, start: int, console: Console, folder: Path) -> Iterator["WatchedUpdates"]:
@@ -77,31 +86,21 @@ class UpdateMeter:
             Compilations(console.print) as compilations,
             Profile(profile, start, self._config.num_updates, folder, console) as trace,
         ):
-            yield WatchedUpdates(compilations, trace, self._parallel.local_devices, start, console)
-
-    def close(self) -> None:
-        """Wait for what is being watched."""
-        self._clock.close()
+            yield WatchedUpdates(compilations, trace, self._parallel.local_devices)
 
 
+@dataclass(frozen=True)
 class WatchedUpdates:
     """Measure one update after the other: `begin` it, `end` it."""
 
-    def __init__(
-        self,
-        compilations: Compilations,
-        trace: Profile,
-        devices: list[Any],
-        start: int,
-        console: Console,
-    ):
-        self._compilations, self._trace = compilations, trace
-        self._devices, self._start, self._console = devices, start, console
+    compilations: Compilations
+    trace: Profile
+    devices: list[Any]
 
     def begin(self, number: int) -> None:
         """Update `number` (from 0) begins."""
-        self._compilations.begin()
-        self._trace.begin(number)
+        self.compilations.begin()
+        self.trace.begin(number)
 
     def end(self, number: int, length: int) -> dict[str, float]:
         """Return the metrics of update `number`, which ends here.
@@ -110,10 +109,5 @@ class WatchedUpdates:
             number: from 0.
             length: tokens of its sequences, padding included.
         """
-        self._trace.end(number)
-        metrics = self._compilations.end(number + 1, length) | peak.measured(self._devices)
-        if number == self._start and "memory/peak_mib" in metrics:
-            self._console.print(
-                peak.describe_measured({"step": number + 1, **metrics}, self._devices)
-            )
-        return metrics
+        self.trace.end(number)
+        return self.compilations.end(number + 1, length) | peak_memory.measured(self.devices)

@@ -48,11 +48,8 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
         tensor: devices along `TENSOR`.
     """
     layers = [compute_bytes(model, layer) for layer in weights["trunk"]["layers"].values()]
-    block = (
-        min(model.vocab_size, head_logprobs.default_block().columns)
-        * model.hidden_size
-        * itemsize(model)
-    )
+    columns = min(model.vocab_size, head_logprobs.default_block().columns)
+    block = columns * model.hidden_size * itemsize(model)
     return 2 * max(*layers, block * tensor) // tensor
 
 
@@ -83,10 +80,11 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     tokens = rows * length
     hidden, inner = family_of(model.model_type).saved_widths
     numbers = tokens * (hidden * model.hidden_size + inner * model.intermediate_size)
-    scores = tokens * length * model.num_attention_heads
-    scores = {"plain": scores, "blocks": min(scores, attention.BLOCK_SCORES)}.get(
-        model.attention, 0
-    )
+    scores = 0  # a fused kernel holds none
+    if model.attention in ("plain", "blocks"):
+        scores = tokens * length * model.num_attention_heads
+    if model.attention == "blocks":
+        scores = min(scores, attention.BLOCK_SCORES)
     # Softmax is computed in float32 whatever the dtype; its result is cast.
     weight = FP32 if model.compute_dtype is None else FP32 + itemsize(model)
     return numbers * itemsize(model) + scores * weight
@@ -113,20 +111,20 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
         length: T, tokens of a row, padding included.
         tensor: devices along `TENSOR`.
     """
-    layer, tokens = layer_bytes(model, rows, length) // tensor, rows * length
+    layer = layer_bytes(model, rows, length) // tensor
+    tokens = rows * length
     if not (model.accelerated or model.gradient_checkpointing):
         return model.num_hidden_layers * layer
     saved_width = 0
     if not model.gradient_checkpointing:
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
-        saved_width = (
-            heads * model.head_dim
-            + family_of(model.model_type).saved_intermediates * model.intermediate_size
-        )
-        saved_width += (model.attention == "blocks") * model.num_attention_heads * model.head_dim
-    return (model.num_hidden_layers - 1) * tokens * (
-        model.hidden_size + saved_width // tensor
-    ) * itemsize(model) + layer
+        inner = family_of(model.model_type).saved_intermediates * model.intermediate_size
+        saved_width = heads * model.head_dim + inner
+        if model.attention == "blocks":
+            saved_width += model.num_attention_heads * model.head_dim
+    width = model.hidden_size + saved_width // tensor
+    # One layer is computed whole at a time; of the others this is all that is kept.
+    return (model.num_hidden_layers - 1) * tokens * width * itemsize(model) + layer
 
 
 def logits_bytes(model: ModelConfig, predictions: int) -> int:

@@ -19,57 +19,46 @@ class Peak(NamedTuple):
 
     device_kind: str  # regular expression, found anywhere in JAX's `device_kind`
     bfloat16: float
-    tensorfloat32: float  # float32 at a matmul precision below "highest"
-    float32: float  # float32 at the matmul precision "highest", which the commands set
-
-
-def _tpu_peak(device_kind: str, bfloat16: float) -> Peak:
-    """Return the peak of a TPU: products in bfloat16, six of them for one of float32 at "highest".
-
-    Source of the passes: jax.lax.Precision and XLA's BF16_BF16_F32_X6.
-    """
-    return Peak(device_kind, bfloat16, bfloat16, bfloat16 / 6)
+    float32: float  # at the matmul precision "highest", which the commands set
 
 
 PEAKS = (
     # NVIDIA's data sheets of B200, H100, H200, A100, L4, V100 and T4, and the white paper of the
     # Ada architecture (RTX 4090, with float32 accumulation); where a sheet gives numbers with
     # sparsity, half of them.
-    Peak(r"\bB200\b", 2250.0, 1125.0, 75.0),
-    Peak(r"\bH100 PCIe", 756.5, 378.0, 51.0),
-    Peak(r"\bH[12]00 NVL", 835.5, 417.5, 60.0),
-    Peak(r"\bH[12]00\b", 989.5, 494.5, 67.0),  # SXM
-    Peak(r"\bA100\b", 312.0, 156.0, 19.5),
-    Peak(r"\bL4$", 121.0, 60.0, 30.3),
-    Peak(r"RTX 4090$", 165.2, 82.6, 82.6),
-    # These have neither bfloat16 nor TF32 units: both are computed in float32.
-    Peak(r"\bV100-PCIE", 14.0, 14.0, 14.0),
-    Peak(r"\bV100-", 15.7, 15.7, 15.7),
-    Peak(r"\bT4$", 8.1, 8.1, 8.1),
-    # cloud.google.com/tpu/docs: v4, v5e, v5p, v6e; per chip, which is one device of JAX.
-    _tpu_peak(r"^TPU v4$", 275.0),
-    _tpu_peak(r"^TPU v5 ?(lite|e)", 197.0),
-    _tpu_peak(r"^TPU v5p?$", 459.0),
-    _tpu_peak(r"^TPU v6 ?(lite|e)", 918.0),
+    Peak(r"\bB200\b", 2250.0, 75.0),
+    Peak(r"\bH100 PCIe", 756.5, 51.0),
+    Peak(r"\bH[12]00 NVL", 835.5, 60.0),
+    Peak(r"\bH[12]00\b", 989.5, 67.0),  # SXM
+    Peak(r"\bA100\b", 312.0, 19.5),
+    Peak(r"\bL4$", 121.0, 30.3),
+    Peak(r"RTX 4090$", 165.2, 82.6),
+    # These have no units for bfloat16, which is computed in float32.
+    Peak(r"\bV100-PCIE", 14.0, 14.0),
+    Peak(r"\bV100-", 15.7, 15.7),
+    Peak(r"\bT4$", 8.1, 8.1),
+    # cloud.google.com/tpu/docs: v4, v5e, v5p, v6e; per chip, which is one device of JAX. A product in
+    # float32 is six in bfloat16 (XLA's BF16_BF16_F32_X6, see jax.lax.Precision).
+    Peak(r"^TPU v4$", 275.0, 275.0 / 6),
+    Peak(r"^TPU v5 ?(lite|e)", 197.0, 197.0 / 6),
+    Peak(r"^TPU v5p?$", 459.0, 459.0 / 6),
+    Peak(r"^TPU v6 ?(lite|e)", 918.0, 918.0 / 6),
 )
 """Known devices; the first that fits counts."""
 
 
-def peak_tflops(device_kind: str, dtype: str, precision: str | None) -> float | None:
+def peak_tflops(device_kind: str, dtype: str) -> float | None:
     """Return the peak operations per second of one device, in TFLOP/s; None where it is not known.
 
     Args:
         device_kind: as JAX names it.
         dtype: "float32" or "bfloat16", what models compute in.
-        precision: JAX's default matmul precision.
     """
     if "MIG" in device_kind:  # a slice of a GPU, of which JAX does not say how large it is
         return None
     for peak in PEAKS:
         if re.search(peak.device_kind, device_kind):
-            if dtype == "bfloat16":
-                return peak.bfloat16
-            return peak.float32 if precision in ("highest", "float32") else peak.tensorfloat32
+            return peak.bfloat16 if dtype == "bfloat16" else peak.float32
     return None
 
 
@@ -96,7 +85,7 @@ class Chip(NamedTuple):
 
     def peak_flops(self, dtype: str) -> float:
         """Return the operations per second of matrix products, in float32 at the precision that the commands set."""
-        peak = peak_tflops(self.device_kind, dtype, "highest")
+        peak = peak_tflops(self.device_kind, dtype)
         assert peak is not None, self.device_kind
         return peak * TERA
 
@@ -124,6 +113,16 @@ def _tpu(device_kind: str, memory_gib: float, bandwidth_gb: float, links_gb: flo
     )
 
 
+_EVERY_CARD = """
+threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+registers_per_core_limit: 65536 registers_per_block_limit: 65536
+block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+shared_memory_per_block: 49152
+"""
+"""What all cards have in common, in the words of XLA's GpuTargetConfigProto."""
+
+
 class _Card(NamedTuple):
     """What XLA's GPU compiler asks to know, beside what all cards have in common."""
 
@@ -145,20 +144,7 @@ def _gpu(card: _Card, memory: int, bandwidth: float, links: float, network: floa
 
 def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
     """Write the description of a card as XLA's GPU compiler reads it, a GpuTargetConfigProto."""
-    major, minor = card.capability
     facts = {
-        "threads_per_block_limit": 1024,
-        "threads_per_warp": 32,
-        "threads_per_core_limit": 2048,
-        "registers_per_core_limit": 65536,
-        "registers_per_block_limit": 65536,
-        "block_dim_limit_x": 2**31 - 1,
-        "block_dim_limit_y": 65535,
-        "block_dim_limit_z": 65535,
-        "thread_dim_limit_x": 1024,
-        "thread_dim_limit_y": 1024,
-        "thread_dim_limit_z": 64,
-        "shared_memory_per_block": 49152,
         "shared_memory_per_core": card.shared,
         "shared_memory_per_block_optin": card.shared_of_block,
         "core_count": card.cores,
@@ -169,9 +155,9 @@ def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
         "device_memory_size": memory,
     }
     fields = " ".join(f"{name}: {value}" for name, value in facts.items())
-    capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"
+    capability = "cuda_compute_capability {{ major: {} minor: {} }}".format(*card.capability)
     library = "dnn_version_info { major: 9 minor: 10 patch: 0 }"
-    device = f"gpu_device_info {{ {fields} {capability} }}"
+    device = f"gpu_device_info {{ {_EVERY_CARD} {fields} {capability} }}"
     return f'{device} platform_name: "CUDA" {library} device_description_str: "{card.name}"'
 
 
@@ -229,9 +215,10 @@ def find(name: str) -> Target:
         return _target(name, *_SLICES[name])
     match = _TOPOLOGY.fullmatch(name)
     if match is None or match[2] not in CHIPS or CHIPS[match[2]].platform != match[1]:
-        chips = ", ".join(CHIPS)
-        expected = f"one of {', '.join(NAMES)}, or tpu:CHIP:TOPOLOGY or gpu:CHIP:HOSTSxDEVICES of the chips {chips}"
-        raise ConfigError(f"target: expected {expected}, got {name!r}")
+        raise ConfigError(
+            f"target: expected one of {', '.join(NAMES)}, or tpu:CHIP:TOPOLOGY or gpu:CHIP:HOSTSxDEVICES of the chips "
+            f"{', '.join(CHIPS)}, got {name!r}"
+        )
     return _target(name, match[2], match[3])
 
 

@@ -9,19 +9,14 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from jaxppo.errors import ConfigError
 from jaxppo.profiling.compilation import WARM_UP
 from jaxppo.run.console import Console, sanitize
-
-PROFILE_FOLDER = "profile"
-"""In a run folder."""
 
 TOP = 10
 """Operations in the table."""
@@ -30,26 +25,19 @@ MOST_EVENTS = 1_000_000
 """XLA leaves the rest out of a trace's JSON. Source: xla/tsl/profiler/convert/trace_container.h."""
 
 
-class Op(NamedTuple):
-    """All calls of one operation of a compiled program."""
-
-    name: str  # program/operation
-    calls: int
-    total_ms: float  # without the operations within it, summed over devices or threads
-    share: float  # of the time of all operations
-
-
-def check_updates(wanted: int, left: int) -> None:
+def check_updates(updates: int, remaining: int) -> None:
     """Raise a `ConfigError` where a run has too few updates left for a profile.
 
     Args:
-        wanted: updates to be traced.
-        left: updates that this process will carry out.
+        updates: to be traced.
+        remaining: updates that this process will carry out.
     """
-    most = max(0, left - WARM_UP)
-    if wanted > most:
-        updates = f"at most {most} ({left} updates are left, and the first {WARM_UP} compile)"
-        raise ConfigError(f"profile: expected {updates}, got {wanted}")
+    limit = max(0, remaining - WARM_UP)
+    if updates > limit:
+        raise ConfigError(
+            f"profile: expected at most {limit} ({remaining} updates are left, and the first {WARM_UP} compile), "
+            f"got {updates}"
+        )
 
 
 class Profile:
@@ -72,18 +60,14 @@ class Profile:
         check_updates(updates, last - start)
         self._first = start + WARM_UP
         self._end = self._first + updates
-        self._folder, self._console = folder / PROFILE_FOLDER, console
+        self._folder = folder / "profile"
+        self._console = console
         self._tracing = False
 
     def __enter__(self) -> "Profile":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._tracing:
             jax.profiler.stop_trace()
 
@@ -106,8 +90,7 @@ class Profile:
         trace = self._folder / "perfetto_trace.json.gz"
         written = self._folder.glob("plugins/profile/*/perfetto_trace.json.gz")
         os.replace(max(written, key=lambda path: path.stat().st_mtime), trace)
-        first = self._first + 1
-        updates = f"update {first}" if first == self._end else f"updates {first} to {self._end}"
+        updates = f"updates {self._first + 1} to {self._end}"
         table = table_of(read_trace(trace), updates)
         (self._folder / "top_ops.txt").write_text(table, encoding="utf-8")
         self._console.print(f"{table}trace of {updates} in {trace}, for https://ui.perfetto.dev")
@@ -126,14 +109,16 @@ def table_of(trace: dict[str, Any], updates: str) -> str:
         trace: in Chrome's JSON format, as JAX writes it.
         updates: what was traced, for the title.
     """
-    ops = ops_of(trace)
+    durations = _durations(trace)
+    total_ms = {name: sum(calls) for name, calls in durations.items()}
+    sum_ms = sum(total_ms.values()) or 1.0
     rows = [("operation", "calls", "total ms", "share")]
-    rows += [
-        (op.name, f"{op.calls:,}", f"{op.total_ms:,.1f}", f"{op.share:.1%}") for op in ops[:TOP]
-    ]
+    for name in sorted(total_ms, key=lambda name: (-total_ms[name], name))[:TOP]:
+        share = total_ms[name] / sum_ms
+        rows.append((name, f"{len(durations[name]):,}", f"{total_ms[name]:,.1f}", f"{share:.1%}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        f"most expensive of {len(ops)} operations in {updates} (time of all devices or threads together)"
+        f"most expensive of {len(durations)} operations in {updates} (time of all devices or threads together)"
     ]
     for name, *numbers in rows:
         lines.append("  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
@@ -144,34 +129,34 @@ def table_of(trace: dict[str, Any], updates: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def ops_of(trace: dict[str, Any]) -> list[Op]:
-    """Return all operations of a trace, the most expensive first.
-
-    Args:
-        trace: in Chrome's JSON format, as JAX writes it.
-    """
-    calls: dict[str, int] = defaultdict(int)
-    total_us: dict[str, float] = defaultdict(float)
+def _durations(trace: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the milliseconds of every call of each operation, by `program/operation`."""
+    durations: dict[str, list[float]] = defaultdict(list)
     for line in _lines(trace):
-        for event, self_us in _self_times(line):
-            name = _name(event)
-            calls[name] += 1
-            total_us[name] += self_us
-    sum_us = sum(total_us.values()) or 1.0
-    order = sorted(total_us, key=lambda name: (-total_us[name], name))
-    return [Op(name, calls[name], total_us[name] / 1e3, total_us[name] / sum_us) for name in order]
+        # Of events that begin together the longest comes first: it encloses the others.
+        line.sort(key=lambda event: (event["ts"], -event["dur"]))
+        for event, following in zip(line, [*line[1:], None], strict=True):
+            # A loop or a call encloses operations, which have its time.
+            is_inside = following is not None and following["ts"] < _end(event)
+            if not (is_inside and _end(following) <= _end(event)):
+                durations[_name(event)].append(event["dur"] / 1e3)
+    return durations
 
 
-def _lines(trace: dict[str, Any]) -> Iterable[list[dict[str, Any]]]:
-    """Collect the operations of each device's line or host's thread; of devices alone where there are any.
+def _end(event: dict[str, Any]) -> float:
+    return event["ts"] + event["dur"]
 
-    Beside its other lines a device may have a line "XLA Ops": then that one counts.
+
+def _lines(trace: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Collect the operations of each line of a device, or of each thread of the host where no device has any.
+
+    A TPU has a line "XLA Ops" beside lines of whole programs; of a GPU every stream is a line.
     """
     events = trace["traceEvents"]
-    # In Chrome's format, events of phase "M" name processes and threads, and those of phase "X"
-    # last a while.
     device_pids: set[int] = set()
     op_lines: set[tuple[int, int]] = set()
+    # In Chrome's format, events of phase "M" name processes and threads, and those of phase "X"
+    # last a while.
     for event in events:
         if event.get("ph") != "M":
             continue
@@ -186,38 +171,11 @@ def _lines(trace: dict[str, Any]) -> Iterable[list[dict[str, Any]]]:
             if key in op_lines or "hlo_op" in event.get("args", {}):
                 lines[key].append(event)
     # The host's threads also show operations while a device runs them: they would be counted twice.
-    devices_alone = any(pid in device_pids for pid, _ in lines)
-    pids_with_op_line = {pid for pid, _ in op_lines}
-    for (pid, tid), line in lines.items():
-        if devices_alone and pid not in device_pids:
-            continue
-        if (pid, tid) in op_lines or pid not in pids_with_op_line:
-            yield line
-
-
-def _self_times(line: list[dict[str, Any]]) -> Iterable[tuple[dict[str, Any], float]]:
-    """Yield each event of a line with its microseconds, less those of the events directly within it."""
-    # Of events that begin together the longest comes first: it encloses the others.
-    line = sorted(line, key=lambda event: (event["ts"], -event["dur"]))
-    self_us = [event["dur"] for event in line]
-    # Numbers of the events that enclose the present one, the innermost last
-    open_events: list[int] = []
-    for number, event in enumerate(line):
-        while (
-            open_events
-            and line[open_events[-1]]["ts"] + line[open_events[-1]]["dur"] <= event["ts"]
-        ):
-            open_events.pop()
-        if open_events:
-            self_us[open_events[-1]] -= event["dur"]
-        open_events.append(number)
-    return zip(line, self_us, strict=True)
+    of_devices = [line for (pid, _), line in lines.items() if pid in device_pids]
+    return [lines[key] for key in op_lines] or of_devices or list(lines.values())
 
 
 def _name(event: dict[str, Any]) -> str:
     """Return `program/operation`; the program's name without its fingerprint in brackets."""
-    name = event["name"]
-    program = event.get("args", {}).get("hlo_module", "")
-    if program:
-        name = f"{re.sub(r'[(].*[)]$', '', program)}/{name}"
-    return sanitize(name, limit=80)
+    program = re.sub(r"[(].*[)]$", "", event.get("args", {}).get("hlo_module", ""))
+    return sanitize(f"{program}/{event['name']}".removeprefix("/"), limit=80)

@@ -1,20 +1,18 @@
 """Describe a run before it begins: its size, the memory it will take, settings that rarely do good."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxppo.parallel import platform, stacks
-from jaxppo.profiling import aot, memory, peak, sizes
+from jaxppo.parallel import platform
+from jaxppo.profiling import aot, memory, peak_memory, sizes
 from jaxppo.rl import optimizer, programs
 from jaxppo.rl.learner import Learner
 from jaxppo.rl.start import Start
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run
-from jaxppo.types import PromptBatch, TrainState
+from jaxppo.types import PromptBatch
 
 
 def print_plan(
@@ -63,9 +61,8 @@ def print_plan(
         console.print(
             "sampling: weights stay split over fsdp, and tokens travel to them, as whole they take too much"
         )
-    budget = budget_of(learner, start, prompt_length, evaluated)
-    # Of a target its compiler says more.
-    print_memory(console, budget, parallel.local_devices if config.run.target is None else ())
+    budget = budget_of(learner, prompt_length, evaluated)
+    print_memory(console, budget, is_absent=config.run.target is not None)
     if config.sampling.truncates and config.logprobs == "sampler":
         console.warn(
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's: its "
@@ -88,47 +85,34 @@ def print_plan(
         console.print("kl_coef 0: no reference, and no KL is measured")
 
 
-def print_memory(console: Console, budget: memory.Budget, devices: Sequence[Any]) -> None:
-    """Print what a run will take on each device, and warn where that is more than these devices have."""
+def print_memory(console: Console, budget: memory.Budget, is_absent: bool = False) -> None:
+    """Print what a run will take on each device, and warn where present devices have less."""
     console.print(budget.describe())
-    warning = peak.excess(budget, devices) if devices else None
+    # Of a target its compiler says more.
+    warning = None if is_absent else peak_memory.excess(budget)
     if warning is not None:
         console.warn(warning)
 
 
 def budget_of(
-    learner: Learner, start: Start, prompt_length: int, evaluated: tuple[int, int] | None = None
+    learner: Learner, prompt_length: int, evaluated: tuple[int, int] | None = None
 ) -> memory.Budget:
     """Estimate the memory that a run takes on each device.
 
     Args:
         learner: its programs and settings.
-        start: parameters, or their shapes.
         prompt_length: tokens of a prompt, padding included.
         evaluated: see `memory.budget`.
     """
-    parallel = learner.parallel
-    state = jax.eval_shape(learner.init_state, *start)
-    weights = jax.eval_shape(lambda state: stacks.unstack(learner.models_of(state)), state)
+    row_shards = learner.parallel.row_shards
     return memory.budget(
         learner.config,
-        learner.trained_models,
-        _persistent_arrays(learner, start, state),
-        parallel.shards(state.params),
-        weights,
+        learner.shapes,
         prompt_length,
-        parallel.row_shards,
-        parallel.sizes,
+        row_shards,
         learner.activation_budget,
         evaluated,
-        learner.config.batch_size // parallel.row_shards // learner.sampling_parts(prompt_length),
-    )
-
-
-def _persistent_arrays(learner: Learner, start: Start, state: TrainState) -> Any:
-    """Return what is on a device throughout a run: trees of shapes, by name."""
-    return learner.parallel.shards(
-        learner.models.persistent_arrays(state, start.policy, start.value)
+        learner.config.batch_size // row_shards // learner.sampling_parts(prompt_length),
     )
 
 
@@ -153,8 +137,8 @@ def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
     return aot.Plan(
         learner.parallel,
         stages,
-        sizes.tree_bytes(_persistent_arrays(learner, start, state)),
-        expected=budget_of(learner, start, prompt_length).by_program(),
+        sizes.tree_bytes(learner.shapes.resident),
+        budget=budget_of(learner, prompt_length).by_program(),
         trips=config.sampling.response_length - 1,
         parts=learner.micro_batches(length),
         most_parts=config.mini_batch_size // shards,

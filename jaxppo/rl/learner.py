@@ -207,25 +207,29 @@ class Learner:
     # --- how many rows at once
 
     @cached_property
-    def shapes(self) -> tuple[Any, Any, Any]:
-        """Shapes of what is on a device throughout, of what is trained of it, and of whole models."""
+    def shapes(self) -> memory.RunShapes:
+        """What the run holds and learns, of fresh parameters."""
         policy = jax.eval_shape(lambda: models.init_params(self.model, jax.random.key(0)))
         value = None
-        if self.config.value_model_path is not None:
+        if self.config.value_model_path is not None and self.config.value_model == "separate":
             value = jax.eval_shape(
                 lambda: models.init_params(self.value_model, jax.random.key(0), "score")
             )
         state = jax.eval_shape(self.init_state, policy, value)
-        persistent = self.parallel.shards(self.models.persistent_arrays(state, policy, value))
-        weights = jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state)
-        return persistent, self.parallel.shards(state.params), weights
+        return memory.RunShapes(
+            self.trained_models,
+            self.parallel.shards(self.models.persistent_arrays(state, policy, value)),
+            self.parallel.shards(state.params),
+            jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state),
+            self.parallel.sizes,
+        )
 
     @cached_property
     def activation_budget(self) -> int | None:
         """Bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
         if memory.device_bytes() is None:
             return None
-        return memory.activation_budget(self.trained_models, *self.shapes, self.parallel.sizes)
+        return memory.activation_budget(self.shapes)
 
     def micro_batches(self, length: int) -> int:
         """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
@@ -263,14 +267,10 @@ class Learner:
         """Return how many rows a device samples at once; None where its memory is not known."""
         if memory.device_bytes() is None:
             return None
-        persistent, _, weights = self.shapes
         return memory.sampled_rows(
-            self.model,
-            persistent,
-            weights["policy"],
+            self.shapes,
             prompt_length,
             self.config.sampling.response_length,
-            self.parallel.sizes,
             self.config.peft.use_peft,
         )
 

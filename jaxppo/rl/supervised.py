@@ -116,21 +116,20 @@ class TrainedAlone:
         )
 
     @cached_property
-    def _shapes(self) -> tuple[TrainState, Params]:
-        return jax.eval_shape(self._start)
+    def _shapes(self) -> memory.RunShapes:
+        state, weights = jax.eval_shape(self._start)
+        trained = self.parallel.shards(state.params)
+        persistent = {"model to train": trained, "optimizer": self.parallel.shards(state.opt_state)}
+        if state.frozen is not None:
+            persistent["frozen base"] = self.parallel.shards(state.frozen)
+        return memory.RunShapes(
+            [self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes
+        )
 
     @cached_property
     def room(self) -> int | None:
         """See `memory.activation_budget`."""
-        if memory.device_bytes() is None:
-            return None
-        # Everything that stays on a device throughout; what is left is for activations.
-        state, weights = self._shapes
-        persistent = self.parallel.shards((state.params, state.frozen, state.opt_state))
-        trained = self.parallel.shards(state.params)
-        return memory.activation_budget(
-            [self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes
-        )
+        return None if memory.device_bytes() is None else memory.activation_budget(self._shapes)
 
     @cached_property
     def halving(self) -> Halving:
@@ -147,24 +146,11 @@ class TrainedAlone:
             micro_batch: rows on a device, tokens of a row, predictions of a row.
             evaluation: see `memory.supervised_budget`.
         """
-        state, weights = self._shapes
-        trained = self.parallel.shards(state.params)
-        persistent = {"model to train": trained, "optimizer": self.parallel.shards(state.opt_state)}
-        if state.frozen is not None:
-            persistent["frozen base"] = self.parallel.shards(state.frozen)
         # The gradient of all micro-batches is one sum, so more of them take no more memory.
         at_once, length, predictions = micro_batch
         num_micro_batches = rows // self.parallel.row_shards // at_once
         shape = (at_once, num_micro_batches, length, predictions)
-        return memory.supervised_budget(
-            self._trained,
-            persistent,
-            trained[MODEL],
-            weights,
-            shape,
-            self.parallel.sizes,
-            evaluation,
-        )
+        return memory.supervised_budget(self._shapes, shape, evaluation)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,6 @@ BAD_VALUES = {
     "report_to": [(), ("none", "wandb"), ("wandb", "wandb")],
     "max_bad_updates": [0],
     "profile": [-1],
-    "peak_tflops": [0.0],
 }
 
 

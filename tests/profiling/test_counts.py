@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
 
 from jaxppo import models
 from jaxppo.config import TrainConfig
@@ -24,16 +23,13 @@ def count(function, *shapes, **about):
     return counts.of_program(jax.jit(function).trace(*shapes).jaxpr, **about)
 
 
-def test_a_product_reads_its_factors_and_a_chain_of_elementwise_operations_is_one_kernel():
-    assert count(lambda x, y: x @ y, SQUARE, SQUARE) == (PRODUCT, 3 * ARRAY)
-    chain = lambda x, y: jnp.where(x > 0, jnp.tanh(x) * y, x + 1.0)  # noqa: E731
-    assert count(chain, SQUARE, SQUARE) == (0, 3 * ARRAY)
-    # Between two products it is read and written once more.
-    assert count(lambda x: jnp.tanh(jnp.exp(x @ x)) @ x, SQUARE) == (2 * PRODUCT, 3 * ARRAY + 2 * ARRAY + 3 * ARRAY)
+def test_a_product_reads_its_factors_and_elementwise_operations_are_part_of_it():
+    assert count(lambda x, y: x @ y, SQUARE, SQUARE)[:2] == (PRODUCT, 3 * ARRAY)
+    assert count(lambda x: jnp.tanh(jnp.exp(x @ x)) @ x, SQUARE)[:2] == (2 * PRODUCT, 6 * ARRAY)
 
 
 def test_loops_are_multiplied_out_the_dearest_branch_counts_and_what_nobody_needs_does_not():
-    assert count(lambda x: (x @ x, x + 1.0)[1], SQUARE) == (0, 2 * ARRAY)
+    assert count(lambda x: (x @ x, x + 1.0)[1], SQUARE).flops == 0
 
     def scanned(x):
         return jax.lax.scan(lambda c, _: (c @ x, None), x, None, length=7)[0]
@@ -63,7 +59,7 @@ def test_a_cache_is_read_where_it_is_read_and_not_carried():
         return jax.lax.while_loop(lambda state: state[2] < 64, step, (cache, row, jnp.int32(0)))[1]
 
     of_cache, of_row, of_scores = 2 * 64 * 128, 2 * 128, 2 * 64
-    a_round = 2 * of_cache + 3 * of_row + 2 * of_scores + of_row
+    a_round = 2 * of_cache + 4 * of_row + 2 * of_scores
     assert count(decode, cache, row, trips=10).bytes == pytest.approx(10 * a_round, rel=0.02)
 
 
@@ -80,19 +76,26 @@ def test_recomputation_counts_and_own_gradients_do():
     assert count(jax.grad(lambda x: jnp.sum(own(x))), SQUARE).flops == PRODUCT
 
 
-@pytest.mark.parametrize("axes", [{"data", "fsdp"}, {"data"}])
-def test_a_device_does_its_share(axes):
-    mesh = jax.make_mesh((2, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    rows = PartitionSpec(tuple(sorted(axes)))
-    mapped = jax.shard_map(
-        lambda x, y: x @ y,
-        mesh=mesh,
-        in_specs=(rows, PartitionSpec()),
-        out_specs=rows,
-        axis_names=axes,
-        check_vma=False,
-    )
-    assert count(mapped, SQUARE, SQUARE, devices=4).flops == PRODUCT / 4
+def test_a_device_does_its_share_and_sends_what_it_has_with_loops_multiplied_out():
+    parallel = DataParallel("fsdp", jax.devices(), "data=2,fsdp=2")
+
+    def program(x):
+        gathered = jax.lax.all_gather(x, "fsdp", axis=1, tiled=True)
+        scattered = jax.lax.psum_scatter(x, "data", tiled=True)
+        exchanged = jax.lax.all_to_all(x, "fsdp", 1, 0, tiled=True)
+        alone = jax.lax.psum(x, "tensor")  # of one device: nothing is sent
+        looped = jax.lax.scan(lambda c, _: (jax.lax.psum(jnp.sin(c), ("data", "fsdp")), None), x, None, length=7)[0]
+        return gathered @ gathered.T, scattered, exchanged, alone, looped
+
+    found = counts.of_program(parallel.map(program, (0,), (0,) * 5).trace(SQUARE).jaxpr)
+    share = ARRAY / 4  # 16 rows of 64
+    assert found.flops == 2 * 16 * 16 * 128
+    assert found.sent == {
+        ("all-gather", ("fsdp",)): 2 * share,
+        ("reduce-scatter", ("data",)): share,
+        ("all-to-all", ("fsdp",)): share,
+        ("all-reduce", ("data", "fsdp")): 7 * share,
+    }
 
 
 MODEL = GPTNeoXConfig(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256)
@@ -106,8 +109,7 @@ def test_an_update_is_what_the_arithmetic_of_the_shapes_says():
     policy = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
     plan = plan_of(ppo, Start(policy, None, None), 32)
     found = {
-        name: devices
-        * sum(counts.of_program(p.function.trace(*p.arguments).jaxpr, devices, plan.trips).flops for p in programs)
+        name: devices * sum(counts.of_program(p.function.trace(*p.arguments).jaxpr, plan.trips).flops for p in programs)
         for name, programs in plan.stages.items()
     }
     params = jax.eval_shape(lambda *start: ppo.models_of(ppo.init_state(*start)), policy)

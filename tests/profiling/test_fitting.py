@@ -33,7 +33,7 @@ def found(monkeypatch):
 
     def compiled(plan):
         for name, size in plan.stages.items():
-            yield name, aot.Compiled(0.0, 0, size, size, size, Count(), {})
+            yield name, aot.Compiled(0.0, 0, size, size, size, Count())
 
     monkeypatch.setattr(aot, "compile_plan", compiled)
 
@@ -74,5 +74,5 @@ def test_the_smallest_change_that_fits_is_found(found, memory_gib, about, change
 def test_nothing_helps_where_what_is_held_is_too_much_or_the_compiler_refuses(found):
     change, lines = found(1)
     assert change is None and len(lines) == 4
-    stage = aot.Compiled(0.0, 0, 0, 0, 0, Count(), {}, refused="RESOURCE_EXHAUSTED")
+    stage = aot.Compiled(0.0, 0, 0, 0, 0, Count(), refused="RESOURCE_EXHAUSTED")
     assert not fitting.Measured(plan_of(CONFIG), {"update": stage}).fits(2**60)

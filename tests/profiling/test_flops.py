@@ -28,7 +28,7 @@ SHAPES = Shapes(
 TOKEN, UNREAD, PAIR, HEAD = 2 * LINEAR, 2 * LAST, 4 * 8, 2 * 8 * 50
 SEQUENCES = 66 * TOKEN - 24 * UNREAD + (66 + 42) * 11 * PAIR
 PREDICTIONS = 42 * HEAD
-SIZE = Pass(tokens=66, seen=11, read=42)
+SIZE = Pass(tokens=66, attended=11, read=42)
 
 
 def shapes_of_params(config, head="lm"):
