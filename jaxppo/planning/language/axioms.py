@@ -70,8 +70,8 @@ def read_rules(
     comparing = [name for name, name_rules in rules.items() if _compares(name_rules)]
     for name in comparing:
         if name in _used_by(name, uses):
-            expected = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
-            scope.fail(_form_of(name, forms), expected)
+            reason = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
+            scope.fail(_form_of(name, forms), reason)
     return rules, strata
 
 
@@ -113,13 +113,10 @@ def _read_rule(form: list[Node], scope: Scope) -> Rule:
     if len(dict(parameters)) < len(parameters):
         scope.fail(head, "a rule whose arguments have different names")
     if tuple(types for _, types in parameters) != argument_types:
-        n_arguments = len(argument_types)
-        scope.fail(
-            head,
-            f"the {n_arguments} argument(s) of '{head[0]}', of the types declared under ':predicates'",
-        )
+        scope.fail(head, f"the arguments that ':predicates' declares for '{head[0]}'")
     inner = replace(scope, terms={**scope.terms, **dict(parameters)})
-    return Rule(str(head[0]), parameters, read_condition(form[2], inner, may_be_empty=False))
+    body = read_condition(form[2], inner, may_be_empty=False)
+    return Rule(str(head[0]), parameters, body)
 
 
 def _strata(uses: _Uses, forms: Sequence[list[Node]], scope: Scope) -> dict[str, int]:

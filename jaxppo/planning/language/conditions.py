@@ -183,10 +183,8 @@ def write_condition(condition: Condition, binding: Binding) -> str:
             variables = " ".join(map(_write_parameter, parameters))
             return _form(word, [f"({variables})", write_condition(body, free)])
         case Comparison(operator, left, right):
-            return _form(
-                operator,
-                [write_expression(bound_expression(side, binding)) for side in (left, right)],
-            )
+            sides = (bound_expression(side, binding) for side in (left, right))
+            return _form(operator, map(write_expression, sides))
 
 
 def bound_atom(atom: Atom, binding: Binding) -> Atom:
@@ -199,10 +197,8 @@ def bound_expression(expression: Expression, binding: Binding) -> Expression:
     if is_number(expression):
         return expression
     if isinstance(expression, Operation):
-        return Operation(
-            expression.operator,
-            tuple(bound_expression(part, binding) for part in expression.arguments),
-        )
+        arguments = tuple(bound_expression(part, binding) for part in expression.arguments)
+        return Operation(expression.operator, arguments)
     return bound_atom(expression, binding)
 
 
@@ -257,11 +253,9 @@ def quantifier_scope(node: Node, scope: Scope) -> tuple[tuple[Parameter, ...], S
 def _compares_numbers(form: list[Node], scope: Scope) -> bool:
     """Return whether an `=` is between numbers and not between objects."""
     for side in form[1:]:
-        if (
-            isinstance(side, list)
-            or side in scope.functions
-            or read_number(side, scope) is not None
-        ):
+        if isinstance(side, list) or side in scope.functions:
+            return True
+        if read_number(side, scope) is not None:
             return True
     return False
 
@@ -269,6 +263,6 @@ def _compares_numbers(form: list[Node], scope: Scope) -> bool:
 def _comparison(form: list[Node], scope: Scope) -> Comparison:
     if len(form) != 3:
         scope.fail(form, f"'({form[0]} expression expression)'")
-    return Comparison(
-        str(form[0]), read_expression(form[1], scope), read_expression(form[2], scope)
-    )
+    left = read_expression(form[1], scope)
+    right = read_expression(form[2], scope)
+    return Comparison(str(form[0]), left, right)

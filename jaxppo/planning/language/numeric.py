@@ -90,10 +90,7 @@ def read_number(node: Node, scope: Scope) -> float | None:
         return None
     number = float(node)
     if "." not in node and abs(number) > _LARGEST_WHOLE:
-        scope.fail(
-            node,
-            f"whole numbers up to {_LARGEST_WHOLE} (VAL reads no larger ones; with a '.0' it does)",
-        )
+        scope.fail(node, f"whole numbers up to {_LARGEST_WHOLE}; VAL reads larger ones with a '.0'")
     return number
 
 
@@ -114,9 +111,8 @@ def read_expression(node: Node, scope: Scope, in_metric: bool = False) -> Expres
     form, head = headed(node, scope, "a number or '(function ...)'")
     if head in ("+", "-", "*", "/"):
         _check_length(form, head, scope, in_metric)
-        return Operation(
-            str(head), tuple(read_expression(part, scope, in_metric) for part in form[1:])
-        )
+        arguments = tuple(read_expression(part, scope, in_metric) for part in form[1:])
+        return Operation(str(head), arguments)
     if head == TOTAL_TIME and in_metric and len(form) == 1:
         return (TOTAL_TIME,)
     return read_function(form, scope)
@@ -194,11 +190,9 @@ def _operate(operator: str, left: Number, right: Number) -> Number:
 
 def _is_small_whole(number: Number) -> bool:
     """Return whether a product of two such numbers is exact as a double."""
-    return (
-        -_SMALL_WHOLE <= number <= _SMALL_WHOLE
-        and isinstance(number, float)
-        and number.is_integer()
-    )
+    if not isinstance(number, float) or not number.is_integer():
+        return False
+    return abs(number) <= _SMALL_WHOLE
 
 
 _HOLDS: dict[str, Callable[[float], bool]] = {
@@ -233,9 +227,8 @@ def updated(updates: Iterable[Update], values: Values) -> dict[Atom, Number]:
         if operator not in _ADDITIVE:
             exclusive.add(function)
         # The amount is computed from the old values, whatever this step has changed so far.
-        changed[function] = _updated_value(
-            update, changed.get(function, values.get(function, 0.0)), values
-        )
+        old = changed.get(function, values.get(function, 0.0))
+        changed[function] = _updated_value(update, old, values)
     return changed
 
 
@@ -262,6 +255,5 @@ def write_expression(expression: Expression) -> str:
 
 def write_update(update: Update) -> str:
     """Write a numeric effect as PDDL."""
-    return (
-        f"({update.operator} {write_expression(update.function)} {write_expression(update.amount)})"
-    )
+    function = write_expression(update.function)
+    return f"({update.operator} {function} {write_expression(update.amount)})"

@@ -93,9 +93,9 @@ class Scope:
     undeclared: set[str] | None = None
     names_only: bool = False
 
-    def fail(self, node: Node, expected: str) -> NoReturn:
+    def fail(self, node: Node, requirement: str) -> NoReturn:
         """Refuse text that is not PDDL."""
-        raise PddlError(self.source, line_of(node), f"expected {expected}, got '{show(node)}'")
+        raise PddlError(self.source, line_of(node), f"expected {requirement}, got '{show(node)}'")
 
     def refuse(self, node: Node, feature: str) -> NoReturn:
         """Refuse PDDL that is not covered here; the error says whether VAL may cover it."""
@@ -131,11 +131,11 @@ def read_variable(node: Node, scope: Scope) -> str:
     return str(node)
 
 
-def headed(node: Node, scope: Scope, expected: str) -> tuple[list[Node], str]:
+def headed(node: Node, scope: Scope, requirement: str) -> tuple[list[Node], str]:
     """Read a form and the word that it starts with."""
     head = node[0] if isinstance(node, list) and node else None
     if isinstance(node, str) or not isinstance(head, str):
-        scope.fail(node, expected)
+        scope.fail(node, requirement)
     return node, head
 
 

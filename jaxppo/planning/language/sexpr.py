@@ -77,8 +77,8 @@ def read_form(text: str, source: str) -> Form:
         if len(stack) == 1:
             break
     if len(stack) > 1:
-        expected = f"expected ')' for the '(' of line {stack[-1].line}, got the end of the text"
-        raise PddlError(source, line, expected)
+        message = f"expected ')' for the '(' of line {stack[-1].line}, got the end of the text"
+        raise PddlError(source, line, message)
     form = stack[0][0] if stack[0] else "the end of the text"
     if not isinstance(form, Form):
         raise PddlError(source, line, f"expected '(define ...)', got '{show(form)}'")
@@ -101,8 +101,8 @@ def _tokens(text: str, source: str) -> Iterator[tuple[str, int]]:
     foreign = _FOREIGN.search(plain)
     if foreign:
         line = plain.count("\n", 0, foreign.start()) + 1
-        expected = f"expected ASCII characters outside comments, got {foreign[0]!a}"
-        raise PddlError(source, line, expected)
+        message = f"expected ASCII characters outside comments, got {foreign[0]!a}"
+        raise PddlError(source, line, message)
     for line, line_text in enumerate(plain.lower().split("\n"), 1):
         for token in _TOKEN.findall(line_text):
             yield token, line

@@ -93,29 +93,26 @@ def _structure(problem: Problem) -> _Structure:
     # The actions use constants by their names, so a renaming must keep them: each is a kind of its
     # own.
     constants = problem.domain.constants.keys() | problem.domain.late_constants
-    kinds = tuple(
-        name if name in constants else f"? - {'|'.join(sorted(types))}"
-        for name, types in problem.objects.items()
-    )
+    kinds = []
+    for name, types in problem.objects.items():
+        kinds.append(name if name in constants else f"? - {'|'.join(sorted(types))}")
     facts = [_Fact(f"init {atom[0]}", _numbers(atom[1:], index)) for atom in problem.init_order]
     if compares_numbers(problem):
         for function, value in problem.values.items():
-            facts.append(
-                _Fact(
-                    f"init {function[0]} = {write_expression(value)}", _numbers(function[1:], index)
-                )
-            )
+            label = f"init {function[0]} = {write_expression(value)}"
+            facts.append(_Fact(label, _numbers(function[1:], index)))
     # A condition that the goal states twice counts once.
-    facts.extend(_goal_fact(condition, index) for condition in dict.fromkeys(problem.conditions))
+    for condition in dict.fromkeys(problem.conditions):
+        facts.append(_goal_fact(condition, index))
     occurrences = _occurrences(facts, len(index))
     neighbours = []
     for number, number_occurrences in enumerate(occurrences):
-        neighbours.append(
-            frozenset({number}.union(*(arguments for _, _, arguments in number_occurrences)))
-        )
-    return _Structure(
-        kinds, tuple(facts), occurrences, tuple(neighbours), _twins(kinds, occurrences, neighbours)
-    )
+        numbers = {number}
+        for _, _, arguments in number_occurrences:
+            numbers.update(arguments)
+        neighbours.append(frozenset(numbers))
+    twins = _twins(kinds, occurrences, neighbours)
+    return _Structure(tuple(kinds), tuple(facts), occurrences, tuple(neighbours), twins)
 
 
 def _numbers(names: Iterable[str], index: Mapping[str, int]) -> tuple[int, ...]:
@@ -159,14 +156,14 @@ def _twins(
     for number, (kind, facts) in enumerate(zip(kinds, occurrences, strict=True)):
         masked = tuple(_replace_objects(facts, {number: -1}))
         orbits.join(number, first_with.setdefault((kind, masked), number))
-        shapes.append((kind, sorted((label, position) for label, position, _ in facts)))
+        places = sorted((label, position) for label, position, _ in facts)
+        shapes.append((kind, places))
     # Twins that share a fact, such as the two ends of a road: only neighbours can be such.
     for number, number_neighbours in enumerate(neighbours):
         for neighbour in number_neighbours:
             if neighbour < number and shapes[neighbour] == shapes[number]:
-                swapped = _replace_objects(
-                    occurrences[neighbour], {number: neighbour, neighbour: number}
-                )
+                swap = {number: neighbour, neighbour: number}
+                swapped = _replace_objects(occurrences[neighbour], swap)
                 if swapped == sorted(occurrences[number]):
                     orbits.join(number, neighbour)
     return tuple(map(orbits.first, range(len(kinds))))
@@ -178,9 +175,8 @@ def _replace_objects(
     """Write other objects into facts, and sort them."""
     replaced = []
     for label, position, arguments in facts:
-        replaced.append(
-            (label, position, tuple(replacements.get(number, number) for number in arguments))
-        )
+        new_arguments = tuple(replacements.get(number, number) for number in arguments)
+        replaced.append((label, position, new_arguments))
     return sorted(replaced)
 
 
@@ -258,7 +254,9 @@ class _Search:
             members_by_kind.setdefault(kind, []).append(number)
         objects = list(range(len(self._structure.kinds)))
         colouring = _Colouring([0] * len(objects), {0: objects})
-        colouring.divide(0, [members_by_kind[kind] for kind in sorted(members_by_kind)])
+        # In the order of the names of kinds, which a renaming does not change.
+        groups = [members_by_kind[kind] for kind in sorted(members_by_kind)]
+        colouring.divide(0, groups)
         self._refine(colouring, dict(colouring.classes))
         return colouring
 
@@ -270,13 +268,11 @@ class _Search:
             leave the objects that are told apart already where they are.
         """
         if not colouring.classes:
-            return (
-                _text(self._structure, colouring.colours),
-                colouring.colours,
-                _Orbits(len(colouring.colours)),
-            )
+            text = _text(self._structure, colouring.colours)
+            return text, colouring.colours, _Orbits(len(colouring.colours))
         branches = self._branches(colouring)
-        text, first_end, orbits = self.smallest_text(self._individualise(colouring, branches[0]))
+        first_colouring = self._individualise(colouring, branches[0])
+        text, first_end, orbits = self.smallest_text(first_colouring)
         if len(branches) == 1:
             return text, first_end, orbits
         # The ends of the first paths of all branches, by their texts: an equal text shows a
@@ -385,7 +381,8 @@ class _Search:
         groups: dict[tuple, list[int]] = {}
         # The others still look alike, so one of them stands for all.
         for number in (*affected, *unaffected[:1]):
-            groups.setdefault(self._signature(colouring.colours, number), []).append(number)
+            signature = self._signature(colouring.colours, number)
+            groups.setdefault(signature, []).append(number)
         if unaffected:
             group = groups[self._signature(colouring.colours, unaffected[0])]
             group.extend(unaffected[1:])
@@ -398,7 +395,8 @@ class _Search:
         self._spend(1 + len(occurrences))
         coloured = []
         for label, position, arguments in occurrences:
-            coloured.append((label, position, tuple([colours[argument] for argument in arguments])))
+            argument_colours = tuple([colours[argument] for argument in arguments])
+            coloured.append((label, position, argument_colours))
         return tuple(sorted(coloured))
 
     def _spend(self, work: int) -> None:
@@ -418,10 +416,9 @@ def _symmetry(ends: Sequence[int], other_ends: Sequence[int]) -> list[int]:
 
 def _text(structure: _Structure, colours: Sequence[int]) -> str:
     """Write objects and facts with colours for names; constants keep theirs."""
-    typed_names = [
-        kind.replace("?", str(colour))
-        for kind, colour in zip(structure.kinds, colours, strict=True)
-    ]
+    typed_names = []
+    for kind, colour in zip(structure.kinds, colours, strict=True):
+        typed_names.append(kind.replace("?", str(colour)))
     objects = [name for _, name in sorted(zip(colours, typed_names, strict=True))]
     # Types stand with the objects; facts have the names alone.
     names = [typed_name.split(" ")[0] for typed_name in typed_names]

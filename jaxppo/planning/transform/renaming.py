@@ -73,9 +73,8 @@ def rename_objects(
     names = [name for name in problem.objects if name not in constants]
     excluded = _UNUSABLE | constants | _declared_words(domain)
     if pools is None:
-        mapping = dict(
-            zip(names, _random_words(rng, len(names), excluded | set(names)), strict=True)
-        )
+        new_names = _random_words(rng, len(names), excluded | set(names))
+        mapping = dict(zip(names, new_names, strict=True))
     else:
         mapping = _names_from_pools(problem, names, pools, excluded, rng)
     return with_objects_renamed(problem_pddl, mapping), mapping
@@ -173,9 +172,10 @@ def obfuscate(
     nameable -= _FIXED
     # In the order of the texts, so that the same texts and `rng` give the same words.
     words = list(dict.fromkeys([*_words(domain_form), *_words(problem_form), *plan_words]))
-    new_words = [
-        word for word in words if (word in nameable or word.startswith("?")) and word not in mapping
-    ]
+    new_words = []
+    for word in words:
+        if word not in mapping and (word in nameable or word.startswith("?")):
+            new_words.append(word)
     # No new word may be an old one: that one would have two meanings where it is not renamed.
     excluded = _UNUSABLE.union(words, mapping, mapping.values())
     mapping |= _choose_words(new_words, domain, style, excluded, rng)
@@ -208,11 +208,7 @@ def _declared_words(domain: Domain) -> set[str]:
 
 def _stated_domain(problem: Iterable[Node]) -> set[str]:
     """Return the name under `:domain`, which need not be that of the domain."""
-    return {
-        str(section[1])
-        for section in problem
-        if isinstance(section, list) and section[0] == ":domain"
-    }
+    return {str(section[1]) for section in problem if section[:1] == [":domain"]}
 
 
 def _words(node: Node) -> Iterator[str]:
@@ -275,19 +271,27 @@ def _choose_words(
     """Choose other words for these; variables become `?v1`, `?v2`, ..., which say nothing."""
     variables = [word for word in words if word.startswith("?")]
     names = [word for word in words if not word.startswith("?")]
-    unused_variables = (
-        variable for variable in map("?v{}".format, count(1)) if variable not in excluded
-    )
+    numbered = (f"?v{number}" for number in count(1))
+    unused_variables = (variable for variable in numbered if variable not in excluded)
     mapping = dict(zip(variables, unused_variables, strict=False))
     if style == "random":
-        return mapping | dict(zip(names, _random_words(rng, len(names), excluded), strict=True))
+        new_names = _random_words(rng, len(names), excluded)
+        return mapping | dict(zip(names, new_names, strict=True))
     # Verbs for actions and adjectives for predicates: the new texts read like a domain, of other
     # things. A word that is both an action and a predicate is one word, a verb.
-    verbs = [name for name in names if name in domain.actions]
-    states = [name for name in names if name in domain.predicates and name not in domain.actions]
-    nouns = [name for name in names if name not in domain.actions and name not in domain.predicates]
+    verbs = []
+    states = []
+    nouns = []
+    for name in names:
+        if name in domain.actions:
+            verbs.append(name)
+        elif name in domain.predicates:
+            states.append(name)
+        else:
+            nouns.append(name)
     for group, vocabulary in ((verbs, VERBS), (states, STATES), (nouns, NOUNS)):
-        mapping |= dict(zip(group, _ordinary_words(vocabulary, excluded, rng), strict=False))
+        new_names = _ordinary_words(vocabulary, excluded, rng)
+        mapping |= dict(zip(group, new_names, strict=False))
     return mapping
 
 
@@ -338,7 +342,8 @@ def _shuffled_objects(items: Sequence[Node], rng: random.Random) -> list[Node]:
             names = []
         else:
             names.append(item)
-    return [*chain.from_iterable(rng.sample(typed_lists, len(typed_lists))), *_shuffled(names, rng)]
+    shuffled_lists = rng.sample(typed_lists, len(typed_lists))
+    return [*chain.from_iterable(shuffled_lists), *_shuffled(names, rng)]
 
 
 def _last_values(facts: Iterable[Node]) -> list[Node]:
@@ -360,15 +365,15 @@ def _write(node: Node) -> str:
 def write_definition(form: Node) -> str:
     """Write one line for each section, and for each part of an action."""
     define, name, *sections = form
-    return (
-        "\n  ".join([f"({_write(define)} {_write(name)}", *map(_write_section, sections)]) + ")\n"
-    )
+    lines = [f"({_write(define)} {_write(name)}", *map(_write_section, sections)]
+    return "\n  ".join(lines) + ")\n"
 
 
 def _write_section(section: Node) -> str:
     match section:
         case [":action", name, *parts]:
-            pairs = zip(parts[::2], parts[1::2], strict=True)
-            lines = [f"{_write(key)} {_write(part)}" for key, part in pairs]
-            return "\n    ".join([f"(:action {_write(name)}", *lines]) + ")"
+            lines = [f"(:action {_write(name)}"]
+            for key, part in zip(parts[::2], parts[1::2], strict=True):
+                lines.append(f"{_write(key)} {_write(part)}")
+            return "\n    ".join(lines) + ")"
     return _write(section)

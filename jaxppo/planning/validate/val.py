@@ -241,8 +241,8 @@ def _run(command: list[Path | str], folder: Path, timeout_s: float) -> _Output:
                 start_new_session=True,
             )
         except OSError as error:
-            expected = f"VAL: expected a program that starts at {command[0]}, got: {error}"
-            raise ValidatorError(expected) from error
+            message = f"VAL: expected a program that starts at {command[0]}, got: {error}"
+            raise ValidatorError(message) from error
 
         def kill() -> None:
             is_late.set()
