@@ -54,9 +54,8 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     # The rules are not read yet, so it is not known which of them lead to a comparison: all count
     # as fallible.
     fallible = derived if compare_numbers(derived_forms) else frozenset()
-    scope = replace(
-        scope, predicates=predicates, terms=constants, derived=derived, fallible=fallible
-    )
+    scope = replace(scope, predicates=predicates, terms=constants)
+    scope = replace(scope, derived=derived, fallible=fallible)
     rules, strata = read_rules(derived_forms, scope)
     operators = [section for section in sections if section[0] in _OPERATORS]
     actions = _actions(operators, scope)
@@ -134,9 +133,8 @@ def _check_order(form: list[Node], sections: Sequence[list[Node]], scope: Scope)
     keywords = [section[0] for section in sections]
     # VAL reads a name as a function wherever it stands after the function's declaration.
     if ":functions" in keywords and ":predicates" in keywords[keywords.index(":functions") :]:
-        names = [
-            item[0] for item in items_of(sections, ":functions") if isinstance(item, list) and item
-        ]
+        functions = items_of(sections, ":functions")
+        names = [item[0] for item in functions if isinstance(item, list) and item]
         for item in items_of(sections, ":predicates"):
             if isinstance(item, list) and item and item[0] in names:
                 scope.fail(item, "a predicate that is not named like a function declared before it")

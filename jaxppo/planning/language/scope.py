@@ -106,9 +106,7 @@ class Scope:
 
     def refuse_for_all(self, node: Node, feature: str) -> NoReturn:
         """Refuse what VAL does not read either."""
-        message = (
-            f"got '{show(node)}': {feature} are read neither by the built-in validator nor by VAL"
-        )
+        message = f"got '{show(node)}': {feature} are read neither here nor by VAL"
         raise UncoveredPddlError(self.source, line_of(node), message)
 
 
@@ -183,9 +181,8 @@ def _check_type(term: str, argument_types: Types, scope: Scope) -> None:
     types = scope.terms[term]
     if not types or not argument_types:
         scope.fail(term, "a type for it and for what it stands for, since the domain has ':types'")
+    fits = [not scope.ancestors[name].isdisjoint(argument_types) for name in types]
     # A variable may turn out to be of any of its types; an object is of all of them.
-    holds = all if term[0] == "?" else any
-    if types != argument_types and not holds(
-        not scope.ancestors[name].isdisjoint(argument_types) for name in types
-    ):
+    is_fitting = all(fits) if term[0] == "?" else any(fits)
+    if not is_fitting:
         scope.fail(term, f"an argument of type '{' or '.join(argument_types)}'")

@@ -145,20 +145,16 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
     if problem.domain.typed:
         for name, (_, argument_types) in zip(action[1:], schema.parameters, strict=True):
             types = objects[name]
-            # Equal types fit without a look at the hierarchy, but an object without a type fits
-            # nowhere.
-            if (types != argument_types or not types) and not problem.domain.is_of_type(
-                types, argument_types
-            ):
+            if not problem.domain.is_of_type(types, argument_types):
                 return PlanError.WRONG_TYPE
     return None
 
 
 def compares_numbers(problem: Problem) -> bool:
     """Return whether some condition of the domain or goal compares numbers; elsewhere they only make costs."""
-    return _domain_compares_numbers(problem.domain) or any(
-        is_fallible(part, _NONE) for part in problem.conditions
-    )
+    if _domain_compares_numbers(problem.domain):
+        return True
+    return any(is_fallible(part, _NONE) for part in problem.conditions)
 
 
 _NONE: frozenset[str] = frozenset()
@@ -172,15 +168,18 @@ def _domain_compares_numbers(domain: Domain) -> bool:
 @lru_cache(maxsize=256)
 def has_quantifiers(domain: Domain) -> bool:
     """Return whether an operator or rule of the domain ranges over all objects of some types."""
-    effects = [effect for schema in domain.actions.values() for effect in schema.effects]
-    return any(effect.parameters for effect in effects) or any(
-        map(has_quantifier, _conditions_of(domain))
-    )
+    for schema in domain.actions.values():
+        if any(effect.parameters for effect in schema.effects):
+            return True
+    return any(map(has_quantifier, _conditions_of(domain)))
 
 
 def _conditions_of(domain: Domain) -> list[Condition]:
-    conditions = [rule.body for rules in domain.rules.values() for rule in rules]
+    conditions: list[Condition] = []
+    for rules in domain.rules.values():
+        conditions += [rule.body for rule in rules]
     for schema in domain.actions.values():
         conditions += schema.precondition
-        conditions += [condition for effect in schema.effects for condition in effect.conditions]
+        for effect in schema.effects:
+            conditions += effect.conditions
     return conditions

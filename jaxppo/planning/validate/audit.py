@@ -87,9 +87,8 @@ class Audit:
         failed = 0
         deviations = 0
         saved: list[Path] = []
-        for (digest, (case, verdict)), val_verdict in zip(
-            sample.items(), val_verdicts, strict=True
-        ):
+        for digest, val_verdict in zip(sample, val_verdicts, strict=True):
+            case, verdict = sample[digest]
             if verdict.error in _NO_VERDICT:
                 failed += 1
             elif val_verdict.error in _NO_VERDICT:

@@ -133,9 +133,8 @@ class Grounder:
             case Implication(left, right):
                 # (imply a b) is (or (not a) b).
                 sides = ((left, not polarity), (right, polarity))
-                return self._join(
-                    not polarity, (self.condition(part, binding, sign) for part, sign in sides)
-                )
+                ground_sides = (self.condition(part, binding, sign) for part, sign in sides)
+                return self._join(not polarity, ground_sides)
             case Quantified():
                 return self._quantified(condition, binding, polarity)
             case Comparison(operator, left, right):
@@ -165,9 +164,11 @@ class Grounder:
 
     def body(self, atom: Atom) -> Node:
         """Fill in when a derived atom holds: the bodies of its rules, joined by `or`."""
-        bodies = []
-        for rule in self._rules[atom[0]]:
-            bodies.append(self.condition(rule.body, _bind(rule.parameters, atom[1:])))
+        names = atom[1:]
+        bodies = (
+            self.condition(rule.body, _bind(rule.parameters, names))
+            for rule in self._rules[atom[0]]
+        )
         return self._join(False, bodies)
 
     def _count_parts(self, count: int = 1) -> None:
@@ -239,9 +240,8 @@ class Grounder:
         # Where an instance may read a function without a value, all are filled in, in order.
         guards = () if quantified.fallible else tuple(self._guards(quantified.body, deciding))
         bindings = self._bindings(quantified.parameters, binding, guards)
-        return self._join(
-            is_and, (self.condition(quantified.body, inner, polarity) for inner in bindings)
-        )
+        instances = (self.condition(quantified.body, inner, polarity) for inner in bindings)
+        return self._join(is_and, instances)
 
     def _guards(self, condition: Condition, truth: bool) -> Iterator[Literal]:
         """Yield static literals that must hold for a condition to be true (or false, for `truth=False`).
@@ -288,10 +288,11 @@ class Grounder:
         for object_name in self._candidates(name, types, binding, guards):
             self._count_look()
             extended = {**binding, name: object_name}
-            if all(
-                self._literal(bound_atom(guard.atom, extended), guard.positive) is True
-                for guard in ready
-            ):
+            checks = (
+                self._literal(bound_atom(atom, extended), positive) for atom, positive in ready
+            )
+            # A check is a condition; that of a static literal is a truth value.
+            if all(check is True for check in checks):
                 yield from self._bindings(remaining, extended, guards)
 
     def _candidates(
@@ -299,9 +300,10 @@ class Grounder:
     ) -> Iterable[str]:
         """List the objects of the types; where a positive guard names the parameter, only those that its facts name."""
         objects = self._objects_of(types)
-        patterns = [
-            atom for atom, positive in guards if positive and name in atom[1:] and atom[0] != "="
-        ]
+        patterns = []
+        for atom, positive in guards:
+            if positive and name in atom[1:] and atom[0] != "=":
+                patterns.append(atom)
         if not patterns:
             return objects
         # An inner variable may hide an outer one of the same name, whose object must not be filled
@@ -328,13 +330,11 @@ class Grounder:
 
         VAL changes numbers in this order, which shows in how sums are rounded.
         """
-        yield from self._effects(
-            [effect for effect in schema.effects if not effect.parameters], binding
-        )
+        conditional = [effect for effect in schema.effects if not effect.parameters]
+        universal = [effect for effect in schema.effects if effect.parameters]
+        yield from self._effects(conditional, binding)
         yield self._effect(True, schema, binding)
-        yield from self._effects(
-            [effect for effect in schema.effects if effect.parameters], binding
-        )
+        yield from self._effects(universal, binding)
 
     def _effects(self, effects: Iterable[Effect], binding: Binding) -> Iterator[GroundEffect]:
         fallible = self._problem.domain.fallible
@@ -344,9 +344,8 @@ class Grounder:
                 for condition in effect.conditions:
                     guards.extend(self._guards(condition, True))
             for extended in self._bindings(effect.parameters, binding, guards):
-                node = self._join(
-                    True, (self.condition(condition, extended) for condition in effect.conditions)
-                )
+                parts = (self.condition(condition, extended) for condition in effect.conditions)
+                node = self._join(True, parts)
                 if node is not False:
                     self._count_parts(len(effect.add) + len(effect.delete) + len(effect.updates))
                     yield self._effect(node, effect, extended)
@@ -371,10 +370,8 @@ class Grounder:
             return expression
         if isinstance(expression, Operation):
             self._count_look()
-            arguments = tuple(
-                self._expression(argument, binding) for argument in expression.arguments
-            )
-            operation = Operation(expression.operator, arguments)
+            arguments = [self._expression(argument, binding) for argument in expression.arguments]
+            operation = Operation(expression.operator, tuple(arguments))
             return evaluate(operation, {}) if all(map(is_number, arguments)) else operation
         atom = bound_atom(expression, binding)
         if atom[0] in self._changing:

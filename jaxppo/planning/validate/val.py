@@ -176,10 +176,8 @@ def _missing_val(names: Iterable[PlanNames]) -> ValidatorError:
     """Say that VAL is missing; first for a problem that only VAL covers, where `builtin` is no way out."""
     for problem_names in names:
         if problem_names.beyond is not None:
-            reason = (
-                f"{problem_names.beyond}; VAL may cover it, but is not installed: {HOW_TO_GET_VAL}"
-            )
-            return ValidatorError(reason)
+            fix = f"VAL may cover it, but is not installed: {HOW_TO_GET_VAL}"
+            return ValidatorError(f"{problem_names.beyond}; {fix}")
     fix = f"{HOW_TO_GET_VAL}, or use --validator builtin"
     return ValidatorError(f"VAL: expected the program Validate, found none; {fix}")
 

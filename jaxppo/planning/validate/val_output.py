@@ -90,9 +90,8 @@ def _unsatisfied(stdout: str, steps: Plan) -> PlanVerdict:
     happenings, _, advice = stdout.partition(_UNSATISFIED)
     times = _HAPPENING.findall(happenings)
     failed_step = _failed_step(times[-1], advice, steps) if times else None
-    return PlanVerdict.refused(
-        PlanError.PRECONDITION, failed_step, failed_condition=failed_condition(stdout)
-    )
+    condition = failed_condition(stdout)
+    return PlanVerdict.refused(PlanError.PRECONDITION, failed_step, failed_condition=condition)
 
 
 def _failed_step(time: str, advice: str, steps: Plan) -> int | None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxppo.planning.language.conditions import Binding, Condition, Literal, write_condition
 from jaxppo.planning.language.numeric import (
@@ -138,9 +138,8 @@ def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
     # A total cost that only grows would make every state a new one, so numbers count only where
     # conditions read them.
     values = frozenset(state.values.items()) if numbers_matter else frozenset()
-    return Visit(
-        (frozenset(state.facts), values), _count_reached(task, state), len(task.goal.parts)
-    )
+    goals_reached = _count_reached(task, state)
+    return Visit((frozenset(state.facts), values), goals_reached, len(task.goal.parts))
 
 
 # As many as `parse_problem` keeps: there equal texts give the same object, and so the same task
@@ -254,20 +253,22 @@ def _verdict(
     num_goals = len(task.goal.parts)
     num_reached = _count_reached(task, state)
     num_executed = num_legal if stop is None else stop.step
-    progress = {"executed_steps": num_executed, "goals_reached": num_reached, "goals": num_goals}
+    progress: dict[str, Any] = {
+        "executed_steps": num_executed,
+        "goals_reached": num_reached,
+        "goals": num_goals,
+    }
     # First, for VAL checks the whole plan against the domain before it runs any step.
     if error is not None:
         return PlanVerdict.refused(error, num_legal + 1, **progress)
     if stop is not None:
-        return PlanVerdict.refused(
-            PlanError.PRECONDITION, stop.step + 1, failed_condition=stop.condition, **progress
-        )
+        progress["failed_condition"] = stop.condition
+        return PlanVerdict.refused(PlanError.PRECONDITION, stop.step + 1, **progress)
     cost, failed_condition = _cost(task.problem, state, num_executed)
     if num_reached < num_goals:
         failed_condition = _first_false(task, state, task.goal.parts)
-    return PlanVerdict.executed(
-        failed_condition is None, failed_condition=failed_condition, cost=cost, **progress
-    )
+    progress["failed_condition"] = failed_condition
+    return PlanVerdict.executed(failed_condition is None, cost=cost, **progress)
 
 
 def _count_reached(task: _Task, state: State) -> int:
@@ -275,9 +276,8 @@ def _count_reached(task: _Task, state: State) -> int:
     facts = state.facts
     goal = task.goal
     # Lists, because `sum` over a generator is slower, and every plan comes here.
-    reached = sum([atom in facts for atom in goal.true]) + sum(
-        [atom not in facts for atom in goal.false]
-    )
+    reached = sum([atom in facts for atom in goal.true])
+    reached += sum([atom not in facts for atom in goal.false])
     if goal.compound:
         reached += sum([state.holds_if_defined(node) is True for node in goal.compound])
     return reached
@@ -290,9 +290,8 @@ def _cost(problem: Problem, state: State, num_steps: int) -> tuple[float | None,
     try:
         # `total-time` is no function of the problem: without time a plan takes as long as it has
         # steps.
-        cost = float(
-            evaluate(problem.metric.expression, {**state.values, (TOTAL_TIME,): float(num_steps)})
-        )
+        values = {**state.values, (TOTAL_TIME,): float(num_steps)}
+        cost = float(evaluate(problem.metric.expression, values))
     except UndefinedNumberError as error:
         return None, write_expression(error.args[0])
     return (cost if math.isfinite(cost) else None), None
