@@ -5,6 +5,7 @@ become conjunctions and disjunctions of what remains. So a precondition such as 
 has been started" becomes a few atoms, and checking it is a set operation.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -78,8 +79,12 @@ class Grounder:
         self._problem = problem
         self._changing = changing(problem.domain)
         self._rules = problem.domain.rules
-        self._objects: dict[Types, dict[str, None]] = {}
-        self._facts = _FactIndex(problem.init)
+        self._objects: dict[Types, dict[str, int]] = {}
+        # For a predicate, the places of fixed arguments and the place of a variable: the objects of
+        # the variable, by the fixed arguments.
+        self._indices: dict[
+            tuple[str, tuple[int, ...], int], Mapping[tuple[str, ...], set[str]]
+        ] = {}
         self._num_looks = 0
 
     def start(self) -> None:
@@ -309,20 +314,33 @@ class Grounder:
         # An inner variable may hide an outer one of the same name, whose object must not be filled
         # in for it.
         visible = {variable: term for variable, term in binding.items() if variable != name}
-        matches = [self._facts.matches(bound_atom(atom, visible), name) for atom in patterns]
-        return [match for match in min(matches, key=len) if match in objects]
+        matches = [self._matches(bound_atom(atom, visible), name) for atom in patterns]
+        fewest_matches = min(matches, key=len)
+        # In the order of the declaration, as without a guard: it shows in how sums are rounded.
+        return sorted(fewest_matches & objects.keys(), key=objects.__getitem__)
 
-    def _objects_of(self, types: Types) -> dict[str, None]:
-        # Dictionaries for their order: quantifiers go through the objects as the problem declares
-        # them.
+    def _matches(self, pattern: Atom, variable: str) -> set[str]:
+        """Find the objects of the variable in facts that agree with the pattern; its other variables match anything."""
+        target = pattern.index(variable)
+        places = tuple(place for place, term in enumerate(pattern) if place and term[0] != "?")
+        key = (pattern[0], places, target)
+        if key not in self._indices:
+            index: dict[tuple[str, ...], set[str]] = defaultdict(set)
+            for atom in self._problem.init:
+                if atom[0] == pattern[0]:
+                    index[tuple(atom[place] for place in places)].add(atom[target])
+            self._indices[key] = index
+        return self._indices[key].get(tuple(pattern[place] for place in places), set())
+
+    def _objects_of(self, types: Types) -> dict[str, int]:
+        """Return the objects of the types, in the order of their declaration, with their places there."""
         if types not in self._objects:
             domain = self._problem.domain
-            objects = self._problem.objects.items()
-            self._objects[types] = {
-                name: None
-                for name, object_types in objects
-                if domain.is_of_type(object_types, types)
-            }
+            objects = {}
+            for place, (name, object_types) in enumerate(self._problem.objects.items()):
+                if domain.is_of_type(object_types, types):
+                    objects[name] = place
+            self._objects[types] = objects
         return self._objects[types]
 
     def _step_effects(self, schema: ActionSchema, binding: Binding) -> Iterator[GroundEffect]:
@@ -378,45 +396,6 @@ class Grounder:
             return atom
         # A function without a value stays, and fails whoever reads it.
         return self._problem.values.get(atom, atom)
-
-
-class _FactIndex:
-    """Facts found by some of their arguments; an index is built when it is first used."""
-
-    def __init__(self, facts: Iterable[Atom]):
-        self._facts = facts
-        self._by_predicate: dict[str, list[Atom]] | None = None
-        # For a predicate, the places of fixed arguments and the place of the variable: objects by
-        # the fixed arguments.
-        self._indices: dict[
-            tuple[str, tuple[int, ...], int], dict[tuple[str, ...], dict[str, None]]
-        ] = {}
-
-    def matches(self, pattern: Atom, variable: str) -> Mapping[str, None]:
-        """Find the objects of the variable in facts that agree with the pattern; its other variables match anything."""
-        target = pattern.index(variable)
-        places = tuple(place for place, term in enumerate(pattern) if place and term[0] != "?")
-        key = (pattern[0], places, target)
-        if key not in self._indices:
-            self._indices[key] = self._index_facts(*key)
-        return self._indices[key].get(tuple(pattern[place] for place in places), {})
-
-    def _index_facts(
-        self, predicate: str, places: tuple[int, ...], target: int
-    ) -> dict[tuple[str, ...], dict[str, None]]:
-        # Dictionaries stand for sets that keep their order, so that a run does not depend on the
-        # seed of hashes.
-        index: dict[tuple[str, ...], dict[str, None]] = {}
-        for atom in self._facts_of(predicate):
-            index.setdefault(tuple(atom[place] for place in places), {})[atom[target]] = None
-        return index
-
-    def _facts_of(self, predicate: str) -> list[Atom]:
-        if self._by_predicate is None:
-            self._by_predicate = {}
-            for atom in self._facts:
-                self._by_predicate.setdefault(atom[0], []).append(atom)
-        return self._by_predicate.get(predicate, [])
 
 
 def _bind(parameters: Sequence[Parameter], names: Sequence[str]) -> dict[str, str]:
