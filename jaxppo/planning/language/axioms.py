@@ -63,6 +63,7 @@ def read_rules(
     for form in forms:
         rule = _read_rule(form, scope)
         rules[rule.predicate] = (*rules.get(rule.predicate, ()), rule)
+    # Between predicates, not atoms: what an atom depends on is known once objects are filled in.
     uses = {name: _uses(name_rules, rules) for name, name_rules in rules.items()}
     strata = _strata(uses, forms, scope)
     # A rule that compares numbers may read a function without a value; VAL gives wrong answers

@@ -227,6 +227,7 @@ def _parts(
 
 
 def _negated(part: Condition) -> Condition:
+    # Nearly all negations are of atoms, and validators check literals as sets of atoms.
     if isinstance(part, Literal) and part.positive:
         return Literal(part.atom, False)
     return Negation(part)
@@ -245,6 +246,7 @@ def quantifier_scope(node: Node, scope: Scope) -> tuple[tuple[Parameter, ...], S
     if isinstance(node, str):
         scope.fail(node, "'(?variable ...)'")
     parameters = read_parameters(node, scope)
+    # VAL ends with an exception where it has to list the objects of no type.
     if not all(parameter.types for parameter in parameters):
         scope.fail(node, "a type for every variable, since the domain has ':types'")
     return parameters, replace(scope, terms={**scope.terms, **dict(parameters)})

@@ -118,6 +118,7 @@ def items_of(sections: Iterable[list[Node]], keyword: str) -> list[Node]:
 
 def check_once(sections: Iterable[list[Node]], keywords: frozenset[str], scope: Scope) -> None:
     """Refuse a second section of one of these keywords."""
+    # VAL keeps one of the two, by their order, which is hardly what the file means.
     used_keywords = set()
     for section in sections:
         if section[0] in used_keywords:
@@ -177,6 +178,7 @@ def _functions(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, ..
     nodes = iter(items)
     for node in nodes:
         if node == "-":
+            # The one type of values that PDDL 2.1 knows.
             kind = next(nodes, node)
             if kind != "number":
                 scope.refuse_for_all(kind, "functions whose values are objects (object fluents)")

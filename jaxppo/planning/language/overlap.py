@@ -47,10 +47,10 @@ def per_action(
         "prediction": len(predicted),
     }
     if normalise_by not in divisors:
-        raise ConfigError(
-            f"normalise_by: expected max, reference or prediction, got {normalise_by!r}"
-        )
+        choices = "max, reference or prediction"
+        raise ConfigError(f"normalise_by: expected {choices}, got {normalise_by!r}")
     divisor = divisors[normalise_by]
     if divisor == 0:
         return 0.0
+    # More steps can be carried out than the reference has.
     return min(1.0, length / divisor)

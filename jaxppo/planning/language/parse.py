@@ -45,6 +45,7 @@ def parse_domain(text: str, source: str = "<domain>") -> Domain:
     return read_domain(read_form(text, source), Scope(source=source))
 
 
+# A training run judges many plans for each problem, and the validator caches by identity.
 @lru_cache(maxsize=4096)
 def parse_problem(text: str, domain: Domain, source: str = "<problem>") -> Problem:
     """Read a PDDL problem of a domain; equal texts give the same object.

@@ -46,9 +46,11 @@ def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
     if scope.names_only:
         return Problem(name, domain, objects, frozenset(), (), (), {})
     _check_sections(form, sections, scope)
+    # The domain was read before any problem, so it could not tell whether these exist.
     for constant in sorted(domain.late_constants - objects.keys()):
         scope.fail(form, f"the object '{constant}', which an action of the domain names")
     scope = replace(scope, terms=objects)
+    # Objects before facts and goal, which name them; the order of the sections does not matter.
     facts, values = _read_init(items_of(sections, ":init"), scope)
     goal = _read_goal(sections_of(sections, ":goal"), scope)
     if domain.typed and (has_quantifiers(domain) or any(map(has_quantifier, goal))):

@@ -161,6 +161,7 @@ def read_arguments(
         scope.fail(form, f"{len(argument_types)} argument(s) for '{form[0]}'")
     for argument, types in zip(arguments, argument_types, strict=True):
         _check_declared(argument, scope)
+        # As in VAL, types mean nothing in a domain without `:types`, nor for `=`.
         if typed:
             _check_type(argument, types, scope)
     return list(map(str, arguments))

@@ -157,6 +157,7 @@ def compares_numbers(problem: Problem) -> bool:
     return any(is_fallible(part, _NONE) for part in problem.conditions)
 
 
+# Comparisons in the bodies of rules are looked for there, not where derived atoms are read.
 _NONE: frozenset[str] = frozenset()
 
 

@@ -56,6 +56,7 @@ class PlanNames(NamedTuple):
     beyond: str | None
 
 
+# By the text alone, as it is asked for every plan, and of files that only VAL reads.
 @lru_cache(maxsize=4096)
 def needs_time_stamps(domain_pddl: str, problem_pddl: str) -> bool:
     """Return whether the steps of a plan need times: durative actions, processes, events, timed initial literals."""
@@ -88,6 +89,7 @@ def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
     except UnsupportedPddlError as error:
         beyond = str(error)
     problem = parse_problem_names(domain_pddl, problem_pddl)
+    # Only their steps need durations; planners print them after other steps, too.
     durative = set()
     for section in read_form(domain_pddl, "<domain>"):
         if section[:1] == [_DURATIVE]:
