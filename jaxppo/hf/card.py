@@ -147,7 +147,7 @@ def model_card(
         _fenced(_CODE[kind].replace(_BASE, _base_argument(base_model)), "python"),
     ]
     if texts is not None:
-        parts.append(f"Prompts and completions were {texts}.")
+        parts.append(f"Prompts and completions: `{texts}`.")
     if kind in _MODELS:
         parts.append(
             f"Folders like this one were tried with transformers {' and '.join(TRIED_WITH)}."

@@ -141,7 +141,7 @@ def is_shipped(name: str) -> bool:
     return name in {folder.name for folder in (Path(__file__).parent / "assets").iterdir()}
 
 
-def _hub_license(license_name: str | None) -> dict[str, str]:
+def _hub_license(license_name: str | None) -> dict[str, Any]:
     name = re.sub(r"[^a-z0-9.+]+", "-", (license_name or "unknown").lower()).strip("-")
     if name in _HUB_LICENSES.split():
         return {"license": name}
