@@ -16,7 +16,7 @@ COMMANDS = {
     "export": "Hugging Face folders from a checkpoint",
     "report": "a page about a run, or about several side by side",
     "reward_server": "a reward function for other machines, over HTTP",
-    "planning": "one plan judged, one problem solved; data sets: build, import, repair, inspect, push",
+    "planning": "one plan judged, one problem solved; data sets: build, import, inspect, push",
     "toys": "small models and data sets for recipes without a network",
     "config": "every setting of every command, as a page of Markdown",
     "metrics": "every metric explained, as a page of Markdown",

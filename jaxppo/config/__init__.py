@@ -10,7 +10,6 @@ from jaxppo.config.checks import JsonMapping, Validator, is_repo_id, require, re
 from jaxppo.config.commands import (
     EvaluateConfig,
     ExportConfig,
-    RepairConfig,
     ReportConfig,
     RewardServerConfig,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "OptimizerConfig",
     "PeftConfig",
     "RLConfig",
-    "RepairConfig",
     "ReportConfig",
     "RewardConfig",
     "RewardModelConfig",

@@ -14,7 +14,6 @@ from jaxppo.config.checks import (
     python_only,
     require,
     require_default,
-    require_finite,
     require_positive,
 )
 from jaxppo.config.data import DataConfig
@@ -22,30 +21,6 @@ from jaxppo.config.hub import HubConfig
 from jaxppo.config.reward import RewardConfig
 from jaxppo.config.run import RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairConfig:
-    """What happens after a plan that is not valid."""
-
-    repair_rounds: int = 0
-    """After an invalid plan the model is asked again, up to this many times; all other numbers of the evaluation are
-    about its first answer."""
-    repair_with: Literal["reason", "plan", "nothing"] = python_only("reason")
-    """What the model is given when it is asked again: the problem, its plans and what is wrong with them; without what
-    is wrong (plan); or the problem alone, as a control, which samples another plan (nothing)."""
-    repair_temperature: float | None = python_only(None)
-    """Temperature of the rounds after the first answer; default: eval_temperature."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.repair_rounds >= 0, "repair_rounds", "an integer of at least 0", self.repair_rounds
-        )
-        if self.repair_temperature is not None:
-            require_finite(self, "repair_temperature")
-        if self.repair_rounds == 0:
-            require_default(self, "repair_with", "without repair_rounds")
-            require_default(self, "repair_temperature", "without repair_rounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +59,6 @@ class EvaluateConfig:
     data: DataConfig = field(default_factory=DataConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
-    repair: RepairConfig = field(default_factory=RepairConfig)
     model: tuple[str, ...] | None = None
     """Hugging Face folder or hub id (user/name or user/name@revision), or a shipped model (`blocksworld-sft`, the
     default, or `planning-multi-sft`); several are seeds of one method: 0, 1, ..."""
@@ -146,8 +120,6 @@ class EvaluateConfig:
             require_default(self.reward, "reward_funcs", reason)
             require_default(self, "stop_strings", reason)
             require_default(self, "repetition_penalty", reason)
-        if self.repair.repair_rounds:
-            self._check_repair()
         # Greedy answers to a row are equal: pass@k of them would only look like an estimate.
         if self.num_samples > 1:
             temperature = self.evaluation.eval_temperature
@@ -164,21 +136,6 @@ class EvaluateConfig:
             stop_token_id=self.stop_token_id,
             stop_strings=self.stop_strings,
             repetition_penalty=self.repetition_penalty,
-        )
-
-    def _check_repair(self) -> None:
-        for name in ("plans", "compare_with", "decoder", "num_samples"):
-            require_default(self, name, "with repair_rounds")
-        require_default(self.reward, "reward_funcs", "with repair_rounds")
-        temperature = self.repair.repair_temperature
-        if temperature is None:
-            temperature = self.evaluation.eval_temperature
-        requirement = "a number above 0 with repair_with nothing: greedy answers to the same prompt are all the same"
-        require(
-            self.repair.repair_with != "nothing" or temperature > 0.0,
-            "repair_temperature",
-            requirement,
-            temperature,
         )
 
     def _check_sources(self) -> None:

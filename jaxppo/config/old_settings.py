@@ -123,6 +123,11 @@ OLD_SETTINGS: dict[str, OldSetting] = {
         "write a module:function for --reward_funcs (docs/own_reward.md)", (0.0,)
     ),
     "reward_level": OldSetting("its gain was within the intervals (docs/results.md)", ("outcome",)),
+    "repair_rounds": OldSetting(
+        "--num_samples K solves as many problems (docs/experiments/repair.md)", (0,)
+    ),
+    "repair_with": OldSetting("it went with repair_rounds", ("reason",)),
+    "repair_temperature": OldSetting("it went with repair_rounds"),
     "soft_punish_cache": OldSetting(
         "write a module:function for --reward_funcs (docs/own_reward.md)"
     ),

@@ -44,7 +44,6 @@ from jaxppo.data.rows import (
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
 from jaxppo.data.tokens import decode, start_ids, token_ids
-from jaxppo.data.turns import Turn, encode_turns
 from jaxppo.data.word_level import word_tokenizer, words_of_dataset
 
 __all__ = [
@@ -62,7 +61,6 @@ __all__ = [
     "Shuffled",
     "SuccessCurriculum",
     "SupervisedData",
-    "Turn",
     "bucket",
     "check_same",
     "chunks",
@@ -73,7 +71,6 @@ __all__ = [
     "encode_completions",
     "encode_prompts",
     "encode_rows",
-    "encode_turns",
     "generated_split",
     "has_stop_string",
     "length_gaps",

@@ -1,4 +1,4 @@
-"""From rows to token ids: the one way, for PPO, SFT, reward models, evaluation, examples and repair alike.
+"""From rows to token ids: the one way, for PPO, SFT, reward models, evaluation and examples alike.
 
 A text is tokenized as a whole, a chat from its first turn to its last; no piece of it is tokenized by itself and glued
 on. Where a completion begins:

@@ -12,6 +12,5 @@ __all__ = [
     "plan_metrics",
     "predictions",
     "printing",
-    "repair",
     "sampled_plans",
 ]

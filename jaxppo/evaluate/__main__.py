@@ -3,7 +3,7 @@
 Answers of any models to any problems: `--plans RESULTS --pddl_dir INSTANCES`.
 
 Prints a table, and writes a run folder with `config.yaml`, `eval.json`, `samples.jsonl` and the page `eval.html`; with
-`--compare_with`, `samples_compared.jsonl` too, and with `--repair_rounds`, `repair.jsonl`.
+`--compare_with`, `samples_compared.jsonl` too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from jaxppo.config import EvaluateConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.data import Row
 from jaxppo.errors import DataError
-from jaxppo.evaluate import plan_metrics, repair
+from jaxppo.evaluate import plan_metrics
 from jaxppo.evaluate.answers.printing import print_answers
 from jaxppo.evaluate.answers.results import judge_answers
 from jaxppo.evaluate.comparison import (
@@ -57,7 +57,6 @@ from jaxppo.types import Params
 
 SAMPLES_FILE = "samples.jsonl"
 COMPARED_FILE = "samples_compared.jsonl"
-REPAIR_FILE = "repair.jsonl"
 PAGE_FILE = "eval.html"
 
 
@@ -79,8 +78,6 @@ class MethodResults(NamedTuple):
     judged: list[JudgedRow]
     # One per prediction, for a file.
     records: list[dict[str, Any]]
-    # One per attempt of all repair rounds, for a file.
-    attempts: list[dict[str, Any]]
 
 
 class EvaluatedModel(NamedTuple):
@@ -168,8 +165,6 @@ class _Evaluation:
         data.make_splits(config.data, config.data.eval_splits)
         self.rows = load_rows(config.data, config.reward, self.validator)
         all_rows = list(chain.from_iterable(self.rows.values()))
-        if config.repair.repair_rounds:
-            repair.check_styles(all_rows)
         self.methods = _methods(config)
         # Two methods are compared row by row.
         if len(self.methods) > 1 and self.validator is not None:
@@ -217,7 +212,6 @@ class _Evaluation:
             results={},
             judged=[],
             records=[],
-            attempts=[],
         )
         for split, predictions in predictions_by_split.items():
             edges = self.config.evaluation.length_edges
@@ -228,9 +222,6 @@ class _Evaluation:
                 evaluated.records.extend(prediction_records(judged))
             else:
                 evaluated.records.extend(_plain_records(predictions, split))
-            if predictions.repairs is not None:
-                attempts = repair.attempt_records(predictions.rows, predictions.repairs)
-                evaluated.attempts.extend(attempts)
         return evaluated
 
     def _read_plans(self, path: str, rows: Mapping[str, list[Row]]) -> dict[str, Predictions]:
@@ -310,8 +301,6 @@ class _Evaluation:
         split: str,
         seed: int,
     ) -> Predictions:
-        if self.config.repair.repair_rounds:
-            return evaluator.predict_repaired(params, split, self.config.repair, seed)
         if self.config.decoder == "reground":
             return evaluator.predict_regrounded(params, split, seed)
         rows = evaluator.fixed[split]
@@ -363,7 +352,6 @@ def _join(parts: Sequence[Predictions]) -> Predictions:
         parts[0].rows,
         join([part.predictions for part in parts]),
         scores=join([part.scores for part in parts]),
-        repairs=join([part.repairs for part in parts]),
     )
 
 
@@ -398,8 +386,6 @@ def _write(
     model = methods[0]
     compared = methods[1] if len(methods) > 1 else None
     write_jsonl(model.records, folder / SAMPLES_FILE)
-    if model.attempts:
-        write_jsonl(model.attempts, folder / REPAIR_FILE)
     content: dict[str, Any] = dict(model.results)
     if compared is not None:
         write_jsonl(compared.records, folder / COMPARED_FILE)
@@ -451,9 +437,6 @@ def _print(
         rows, columns = plan_metrics.summary_table(model.results)
         console.result_table(model.label, rows, columns, 2)
         warn_of_failures(console, model.results)
-        if model.attempts:
-            rounds = repair.repair_table(model.results)
-            console.result_table("repair rounds", rounds, repair.TABLE_COLUMNS, 2)
     else:
         print_results(console, model.results)
     if comparison:

@@ -1,7 +1,6 @@
 """Complete prompts with a language model, a batch at a time."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,7 +63,6 @@ class Decoder:
         self.model = model
         self.tokenizer = tokenizer
         self.parallel = parallel
-        self._settings = (data_config, evaluation, sampling)
         self.template = data.make_chat_template(tokenizer, data_config)
         self.length = sampling.response_length
         self.end_ids = model.eos_ids(self.template.end_id)
@@ -86,21 +84,6 @@ class Decoder:
             stop_table=data.stop_table(tokenizer, sampling.stop_strings, model.num_logits),
         )
         self._generate = parallel.map(program, row_axes=(None, 0, 0), out_axes=0)
-
-    def with_temperature(self, temperature: float) -> "Decoder":
-        """Return a decoder that differs in the temperature alone."""
-        data_config, evaluation, sampling = self._settings
-        if temperature == evaluation.eval_temperature:
-            return self
-        evaluation = replace(evaluation, eval_temperature=temperature)
-        return Decoder(
-            self.model,
-            self.tokenizer,
-            self.parallel,
-            data_config,
-            evaluation,
-            sampling,
-        )
 
     def fit_prompts(self, longest: int) -> None:
         """Take prompts of up to so many tokens, and as many of them at once as there is memory for.

@@ -13,7 +13,6 @@ from jaxppo.config import (
     DataConfig,
     EvalConfig,
     EvaluateConfig,
-    RepairConfig,
     RewardConfig,
     SamplingConfig,
     SelfTrainConfig,
@@ -31,7 +30,6 @@ from jaxppo.evaluate.plan_metrics import (
     split_results,
 )
 from jaxppo.evaluate.predictions import JudgedRow, Prediction, judge_rows
-from jaxppo.evaluate.repair import Attempt, repair_plans, repair_results
 from jaxppo.nn import ModelConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
@@ -52,13 +50,11 @@ class Predictions(NamedTuple):
         rows: of one split.
         predictions: one or more for each row.
         scores: what reward functions give each prediction; None where plans alone are judged.
-        repairs: the attempts that each prediction is the first of; None without repair rounds.
     """
 
     rows: list[Row]
     predictions: list[list[Prediction]]
     scores: list[list[float | None]] | None = None
-    repairs: list[list[list[Attempt]]] | None = None
 
 
 class Evaluator:
@@ -274,71 +270,6 @@ class Evaluator:
         )
         return Predictions(rows, [[prediction] for prediction in predictions])
 
-    def predict_repaired(
-        self,
-        params: Params,
-        split: str,
-        repair: RepairConfig,
-        seed: int = 0,
-    ) -> Predictions:
-        """Generate a prediction for each fixed row of a split, and others after those that are not valid.
-
-        The predictions are those of the first round, so that the results of an evaluation do not
-        depend on whether it goes on to repair; later rounds are in `repairs` alone.
-
-        Args:
-            params: of the language model.
-            split: name of the split.
-            repair: how many rounds, and what the model is told.
-            seed: number of the model, noted in its predictions.
-        """
-        fixed = self.fixed[split]
-        decoder = self.decoder
-        # The temperature is a constant of the compiled program, so another one takes another
-        # decoder.
-        repair_decoder = decoder
-        if repair.repair_temperature is not None:
-            repair_decoder = decoder.with_temperature(repair.repair_temperature)
-
-        def complete_round(
-            number: int, open_rows: Sequence[int], conversations: Sequence[list[int]]
-        ) -> list[Completion]:
-            round_decoder = repair_decoder if number else decoder
-            # Conversations are longer than the prompts that the decoder was made for.
-            round_decoder.fit_prompts(max(map(len, conversations)))
-            # A round draws as the sample of that number would: without feedback, repair is sampling
-            # again.
-            uniforms = self._uniforms(split, number, [fixed[i] for i in open_rows])
-            return round_decoder(params, conversations, uniforms)
-
-        # The answer has to fit in after the conversation.
-        limits = []
-        if self._max_prompt_length is not None:
-            limits.append(self._max_prompt_length)
-        if decoder.model.max_length is not None:
-            limits.append(decoder.model.max_length - decoder.length)
-        # Rotary embeddings have no last position; a conversation ends where the model was trained
-        # for no more.
-        max_tokens = min(limits, default=decoder.model.max_position_embeddings - decoder.length)
-        scoring = registry.plan_scoring(self._reward, self.validator or plan.default_validator())
-        rows = self._select_rows(split, fixed)
-        encoded = [self._encoded[split][i] for i in fixed]
-        conversations = repair_plans(
-            rows,
-            encoded,
-            complete_round,
-            decoder.template,
-            repair,
-            scoring,
-            max_tokens,
-            seed,
-        )
-        return Predictions(
-            rows,
-            [[attempts[0].judged.prediction] for attempts in conversations],
-            repairs=[[attempts] for attempts in conversations],
-        )
-
     def _score(
         self,
         rewards: Rewards,
@@ -486,8 +417,8 @@ def results_of(
 
     Returns:
         `plan_metrics.split_results` and "validator" for plans; "mean_reward" and "reward", with an interval of twice
-        the standard error, for other rewards than the plan reward alone; "ended"; "mean_tokens", sampled for an
-        answer, where that is known; and "repair", as from `repair_results`, where there are repair rounds.
+        the standard error, for other rewards than the plan reward alone; "ended"; and "mean_tokens", sampled for an
+        answer, where that is known.
     """
     results: Measures = {"ended": _ended_rate(predicted.predictions)}
     judged: list[JudgedRow] = []
@@ -503,8 +434,6 @@ def results_of(
     mean_tokens = _row_means(tokens)
     if mean_tokens:
         results["mean_tokens"] = fmean(mean_tokens)
-    if predicted.repairs is not None:
-        results["repair"] = repair_results(predicted.repairs)
     if predicted.scores is not None:
         results |= _reward_results(predicted.scores)
     return results, judged

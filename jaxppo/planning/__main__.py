@@ -1,4 +1,4 @@
-"""The command: python -m jaxppo.planning validate|solve|build|import|repair|inspect|push [flags].
+"""The command: python -m jaxppo.planning validate|solve|build|import|inspect|push [flags].
 
 Every sub-command imports what it needs by itself, so that `--help` and the check of one plan do not wait for the
 packages of all the others.
@@ -15,13 +15,12 @@ from jaxppo.errors import ConfigError, did_you_mean
 from jaxppo.run import cli
 from jaxppo.run.console import Console, sanitize
 
-_USAGE = """usage: python -m jaxppo.planning {validate,solve,build,import,repair,inspect,push} [flags]
+_USAGE = """usage: python -m jaxppo.planning {validate,solve,build,import,inspect,push} [flags]
 
   validate judge one plan: DOMAIN PROBLEM PLAN
   solve    print a plan for one problem: DOMAIN PROBLEM
   build    make a data set from the generators of this package
   import   make a data set from PDDL files, PlanBench or other rows
-  repair   make a data set of a model's invalid plans, what is wrong with them, and reference plans
   inspect  check a data set and show what it holds
   push     push a data set to the Hugging Face hub
 
@@ -44,21 +43,6 @@ def import_problems(arguments: list[str]) -> None:
 
     config = parse_cli(ImportConfig, "planning import", arguments)
     import_problems(config, Console(config.quiet))
-
-
-def repair(arguments: list[str]) -> None:
-    """Make a data set of invalid plans, what is wrong with them, and reference plans."""
-    from jaxppo.planning.datasets.config import RepairDataConfig
-    from jaxppo.planning.datasets.repair import build_repair
-
-    config = parse_cli(RepairDataConfig, "planning repair", arguments)
-    require(len(config.samples) > 0, "samples", "at least one file of answers", config.samples)
-    # Slow to import, so only once the settings are right.
-    from jaxppo import data
-
-    build_repair(
-        config, data.load_split(config.data, config.data.train_split), Console(config.quiet)
-    )
 
 
 def inspect(arguments: list[str]) -> None:
@@ -134,7 +118,6 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "solve": solve,
     "build": build,
     "import": import_problems,
-    "repair": repair,
     "inspect": inspect,
     "push": push,
 }

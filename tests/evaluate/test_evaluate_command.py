@@ -1,4 +1,4 @@
-"""The command: models, files of plans, comparisons, repair rounds, the files it writes and its page."""
+"""The command: models, files of plans, comparisons, the files it writes and its page."""
 
 import io
 import json
@@ -11,9 +11,7 @@ import pytest
 from jaxppo.config import EvaluateConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError, ModelError
-from jaxppo.evaluate import repair
 from jaxppo.evaluate.__main__ import evaluate
-from jaxppo.planning import prompts
 from jaxppo.planning.datasets.files import write_jsonl
 from jaxppo.planning.datasets.rows import build_split
 from tests.evaluate.small_models import write_spoiled
@@ -161,35 +159,14 @@ def test_the_page_names_a_decoder_that_looks_at_the_state(regrounded):
     assert "decoder reground" in (folder / "eval.html").read_text()
 
 
-def test_repair_rounds_leave_every_other_number_as_it_is(greedy, dataset, spoiled, tmp_path):
-    folder, plain, out = greedy
-    assert "repair" not in plain["test"] and not (folder / "repair.jsonl").exists()
-    assert repair.TABLE_COLUMNS[-1] not in out
-    settings = {"model": ("blocksworld-sft", str(spoiled)), "repair_rounds": 1}
-    again, repaired, out = run(tmp_path / "repaired", dataset, **settings)
-    rounds = repaired["test"].pop("repair")
-    assert repaired == plain
-    assert (again / "samples.jsonl").read_text() == (folder / "samples.jsonl").read_text()
-    assert rounds[0]["validity"] == plain["test"]["validity"] and rounds[0]["validity"]["rate"] < 1.0
-    # Each model is repaired for itself.
-    assert rounds[0]["asked"] == rounds[0]["validity"]["samples"] == 2 * NUM_ROWS and len(rounds) == 2
-    attempts = records_of(again / "repair.jsonl")
-    assert sum(one["prompt_tokens"] for one in attempts) == sum(one["prompt_tokens"] for one in rounds)
-    assert all(bool(one["said"]) != one["valid"] for one in attempts)
-    assert repair.TABLE_COLUMNS[-1] in out
-
-
 def test_eval_rows_asks_about_some_rows_with_the_answers_that_they_have_among_all(
     compared, regrounded, dataset, spoiled, tmp_path
 ):
     model = {"model": (str(spoiled),)}
-    later_samples = {"repair_rounds": 1, "repair_with": "nothing", "repair_temperature": 0.7}
-    repaired, _, _ = run(tmp_path / "repaired", dataset, **model, **later_samples)
     validity = {}
     for settings, every in (
         ({"num_samples": 2, "eval_temperature": 0.7}, compared[0] / "samples_compared.jsonl"),
         ({"decoder": "reground"}, regrounded[0] / "samples.jsonl"),
-        (later_samples, repaired / "repair.jsonl"),
     ):
         few, results, _ = run(tmp_path / f"few of {every.name}", dataset, eval_rows=4, **model, **settings)
         asked = records_of(few / every.name.replace("_compared", ""))
@@ -251,10 +228,6 @@ def test_what_is_wrong_is_found_out_before_the_first_answer(dataset, spoiled, tm
         patch.setattr("jaxppo.data.without_overlong", without_one_more)
         with pytest.raises(DataError, match="filter_overlong_prompts"):
             run(tmp_path / "run", dataset, model=("blocksworld-sft", str(spoiled)))
-    mute = prompts.PROMPT_STYLES["atoms"]._replace(render_fault=None)
-    monkeypatch.setitem(prompts.PROMPT_STYLES, "atoms", mute)
-    with pytest.raises(ConfigError, match="prompt_style"):
-        run(tmp_path / "run", dataset, repair_rounds=1)
     assert not (tmp_path / "run").exists()
 
 
@@ -305,16 +278,6 @@ def test_data_without_plans_are_scored(dataset, spoiled, tmp_path, monkeypatch):
         ("pddl_dir", {"pddl_dir": "x"}),
         ("columns", {"columns": "plan=a"}),
         ("extract", {"extract": "last"}),
-        ("repair_rounds", {"repair_rounds": -1}),
-        ("repair_rounds", {"repair_rounds": 1, "plans": "p.jsonl"}),
-        ("repair_rounds", {"repair_rounds": 1, "compare_with": ("m",)}),
-        ("repair_rounds", {"repair_rounds": 1, "decoder": "reground"}),
-        ("repair_rounds", {"repair_rounds": 1, "num_samples": 2, "eval_temperature": 1.0}),
-        ("repair_rounds", {"repair_rounds": 1, "reward_funcs": ("sentiment",)}),
-        ("repair_with", {"repair_with": "plan"}),
-        ("repair_temperature", {"repair_temperature": 1.0}),
-        ("repair_temperature", {"repair_rounds": 1, "repair_temperature": -1.0}),
-        ("repair_temperature", {"repair_rounds": 1, "repair_with": "nothing"}),
     ],
 )
 def test_bad_settings_are_refused(name, settings):

@@ -10,7 +10,6 @@ __all__ = [
     "folder",
     "inspect",
     "renamed_rows",
-    "repair",
     "rows",
     "runs",
     "stream",

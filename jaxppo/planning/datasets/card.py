@@ -15,7 +15,6 @@ _SPLITS = {
     "test_larger": "more objects than in train, rl and test",
     "test_unseen": "domains that train does not have",
     "test_obfuscated": "the problems of test in other words",
-    "repair": "conversations about problems that train does not have",
 }
 # A column that is not here is listed without an explanation.
 _COLUMNS = {
@@ -34,7 +33,6 @@ _COLUMNS = {
     "optimal_cost": "what an optimal plan costs; empty where that is not known",
     "obfuscation": "style of the other words, `random` or `deceptive`; empty where the words are the domain's",
     "paired_id": "row that has the same problem under other names; empty where this one was there first",
-    "failures": "invalid plans in the prompt, each with what is wrong with it",
     "source": "where the problem comes from",
 }
 

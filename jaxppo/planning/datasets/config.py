@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from jaxppo.config import DataConfig, Validator, require, require_repo_id
+from jaxppo.config import Validator, require, require_repo_id
 from jaxppo.errors import ConfigError
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES
@@ -243,48 +243,6 @@ class ImportConfig:
             for name, unset in (("max_train_objects", None), ("unseen_domains", ())):
                 value = getattr(self, name)
                 require(value == unset, name, "nothing unless split is auto", value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairDataConfig:
-    """Conversations to learn repair from: a model's invalid plans, what is wrong with them, and reference plans."""
-
-    preset: str | None = None
-    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
-    config: str | None = None
-    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
-    data: DataConfig = field(default_factory=DataConfig)
-    samples: tuple[str, ...] = ()
-    """Files of answers to the problems of train_split, a JSON object a line with `id` and `completion`, such as the
-    samples.jsonl of an evaluation; answers to other problems are passed over."""
-    output_dir: str = "data/repair"
-    """Folder for the data set."""
-    feedback: Literal["reason", "plan"] = "reason"
-    """What follows an invalid plan: what is wrong with it, or only that it is not valid."""
-    learn_from: Literal["own", "reference"] = "own"
-    """The plans that are learned: the shortest of the model's own valid ones where a problem has any, else the
-    reference plan; or reference plans alone."""
-    most_failures: int = 3
-    """Largest number of invalid plans in a conversation; a problem has one conversation of each length from 1."""
-    held_out: float = 0.05
-    """Fraction of the problems with invalid plans that are in the split repair instead of train."""
-    seed: int = 0
-    """Decides which problems are held out, and the order of the plans in a conversation."""
-    file_format: FileFormat = "jsonl"
-    """How splits are written."""
-    use_val: bool | None = None
-    """Whether VAL checks every reference plan, too; default: where it is installed."""
-    quiet: bool = False
-    """Print the result and warnings only."""
-
-    def __post_init__(self) -> None:
-        require(self.most_failures > 0, "most_failures", "1 or more", self.most_failures)
-        require(
-            0.0 <= self.held_out < 1.0,
-            "held_out",
-            "a fraction of at least 0 and below 1",
-            self.held_out,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,8 @@ def _objections_to_texts(row: Row, plans: Sequence[tuple[Action, ...]]) -> Itera
     style = row["prompt_style"]
     domain_pddl = row["domain_pddl"]
     prompt = render_prompt(domain_pddl, row["problem_pddl"], style)
-    # The prompt of a repair row goes on with a conversation.
+    # Data sets of earlier versions may hold conversations about a problem, which begin with its
+    # prompt.
     is_conversation = bool(row.get("failures")) and row["prompt"].startswith(prompt)
     if row["prompt"] != prompt and not is_conversation:
         yield f"prompt: expected the problem in the style {style}, got {row['prompt']!r:.60}"

@@ -4,7 +4,7 @@ In: texts of PDDL, actions, completions of models. Out: prompts, completions, pa
 row of `PROMPT_STYLES`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from jaxppo.errors import ConfigError
@@ -14,7 +14,6 @@ from jaxppo.planning.prompts.atoms import ATOMS
 from jaxppo.planning.prompts.brief import BRIEF
 from jaxppo.planning.prompts.nl import NL
 from jaxppo.planning.prompts.pddl import PDDL
-from jaxppo.planning.prompts.repair import UNKNOWN, Fault, find_fault
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import PUNCTUATION, SPECIAL_WORDS, split_words, words_of
 
@@ -22,16 +21,11 @@ __all__ = [
     "PROMPT_STYLES",
     "PUNCTUATION",
     "SPECIAL_WORDS",
-    "UNKNOWN",
-    "Fault",
     "PromptStyle",
-    "conversation",
-    "find_fault",
     "parse_completion",
     "plan_text",
     "prompt_after",
     "render_completion",
-    "render_fault",
     "render_prompt",
     "split_words",
     "vocabulary",
@@ -92,40 +86,6 @@ def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> 
     # Places of the whole text, not of the part that was read.
     spans = tuple((first + start, last + start) for first, last in plan.spans)
     return replace(plan, spans=spans)
-
-
-def render_fault(fault: Fault, style: str = "atoms", domain_pddl: str = "") -> str:
-    """Write what is wrong with a plan as a turn of a conversation, up to where the next plan begins.
-
-    After a prompt, the `gap` of its style, and a plan it makes the next prompt. See docs/prompts.md.
-
-    Args:
-        fault: from `find_fault`, or `UNKNOWN`.
-        style: one of `PROMPT_STYLES`.
-        domain_pddl: domain text.
-
-    Raises:
-        ConfigError: the style has no such turns.
-    """
-    render = _style(style).render_fault
-    if render is None:
-        names = [name for name, entry in PROMPT_STYLES.items() if entry.render_fault is not None]
-        raise ConfigError(
-            f"prompt_style: expected one with repair turns ({', '.join(names)}), got '{style}'"
-        )
-    return render(fault, domain_pddl)
-
-
-def conversation(prompt: str, turns: Sequence[tuple[str, str]], style: str = "atoms") -> str:
-    """Write a conversation as one text, up to where the next plan begins; it is the beginning of every longer one.
-
-    Args:
-        prompt: the problem.
-        turns: each plan as it was written, and what was said about it, from `render_fault`.
-        style: of all of them.
-    """
-    gap = _style(style).gap
-    return prompt + "".join(gap + plan + comment for plan, comment in turns)
 
 
 def prompt_after(earlier_prompt: str, prompt: str, style: str) -> str:

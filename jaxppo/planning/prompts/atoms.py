@@ -8,7 +8,6 @@ from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Spa
 from jaxppo.planning.language.scope import UnsupportedPddlError
 from jaxppo.planning.language.task import compares_numbers
 from jaxppo.planning.language.verdicts import PlanError
-from jaxppo.planning.prompts.repair import Fault, literal_of
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS
 
@@ -75,28 +74,6 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     return ParsedPlan(tuple(actions), spans=tuple(spans))
 
 
-def render_fault(fault: Fault, domain_pddl: str) -> str:
-    """Write ` not stack a b ; clear b <plan>`, ` not <goal> on a b <plan>`, or ` not <plan>`.
-
-    The words are those of prompts and plans, so facts and their negations are written, and no other conditions; and a
-    step is written as its action, as there are no words for numbers.
-    """
-    # An equality has no word either.
-    literals = [literal_of(condition, domain_pddl) for condition in fault.missing]
-    facts = [
-        _literal_words(literal)
-        for literal in literals
-        if literal is not None and literal.atom[0] != "="
-    ]
-    if fault.action is not None:
-        reason = f" {' ; '.join([' '.join(fault.action), *facts])}"
-    elif facts:
-        reason = f" <goal> {' ; '.join(facts)}"
-    else:
-        reason = ""
-    return f" not{reason} <plan>"
-
-
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect predicates, actions, names and what stands between them."""
     # The domain is not shown, so its types and variables are in no prompt.
@@ -112,6 +89,4 @@ ATOMS = PromptStyle(
     render_completion=render_completion,
     parse_completion=parse_completion,
     vocabulary=vocabulary,
-    gap=" ",
-    render_fault=render_fault,
 )

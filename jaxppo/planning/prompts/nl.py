@@ -10,7 +10,6 @@ from jaxppo.planning.language.scope import ROOT_TYPE, TOTAL_COST, Types
 from jaxppo.planning.language.task import ActionSchema, Domain, Problem
 from jaxppo.planning.prompts.clauses import NOT, Clauses, expression, term, update
 from jaxppo.planning.prompts.phrases import listed, phrases_of
-from jaxppo.planning.prompts.repair import Fault, literal_of, turn
 from jaxppo.planning.prompts.sentences import parse_completion, render_completion
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
@@ -24,7 +23,6 @@ _REQUEST = (
     "Write a plan: for each action a sentence such as those after You can, with names in place of the capitals.\n"
     "Plan:\n"
 )
-_AGAIN = "Write the whole plan again.\nPlan:"
 # For the vocabulary: all words of a prompt besides those of its domain and its names.
 _FRAMES = (_OBJECTS, _START, _GOAL, _REQUEST, NOT, "nothing , and")
 
@@ -150,23 +148,6 @@ def _joined(clauses: Iterable[str]) -> str:
     return "; ".join(clauses) or "nothing"
 
 
-def render_fault(fault: Fault, domain_pddl: str) -> str:
-    """Write `This plan is not valid: step 3: stack block a on block b: this is not so: nothing is on block b.`."""
-    domain = parse_domain(domain_pddl)
-    clauses = Clauses(phrases_of(domain))
-    missing: list[str] = []
-    for condition in fault.missing:
-        literal = literal_of(condition, domain_pddl)
-        missing.append(condition if literal is None else clauses.literal(literal))
-    name, *arguments = fault.action or ("",)
-    # An action that the domain does not have has no phrase.
-    if name in domain.actions and len(arguments) == len(domain.actions[name].parameters):
-        action = clauses.phrases.actions[name].format(*arguments)
-    else:
-        action = " ".join([name, *arguments])
-    return turn(fault, action, f"this is not so: {_joined(missing)}" if missing else "", _AGAIN)
-
-
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect the words of the domains and of problems that have these names; numbers are not among them."""
     texts: list[str] = list(_FRAMES)
@@ -188,5 +169,4 @@ NL = PromptStyle(
     vocabulary=vocabulary,
     reads_domain=True,
     problem_mark=_PROBLEM_MARK,
-    render_fault=render_fault,
 )

@@ -5,7 +5,6 @@ from functools import lru_cache
 
 from jaxppo.planning.language.plans import Action, ParsedPlan, format_action, parse_plan_text
 from jaxppo.planning.language.sexpr import Form, read_form
-from jaxppo.planning.prompts.repair import Fault, turn
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
@@ -58,16 +57,6 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     return parse_plan_text(text)
 
 
-def render_fault(fault: Fault, _domain_pddl: str) -> str:
-    """Write `This plan is not valid: step 3: (stack a b): (clear b) does not hold.`, and the request again."""
-    action = "" if fault.action is None else format_action(fault.action)
-    missing = ""
-    if fault.missing:
-        verb = "does" if len(fault.missing) == 1 else "do"
-        missing = f"{' and '.join(fault.missing)} {verb} not hold"
-    return turn(fault, action, missing, _REQUEST)
-
-
 def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
     """Collect the words of the domains and of problems that have these names; numbers are not among them."""
     texts = [_FRAME, _PROBLEM, *map(_domain_text, domain_pddls)]
@@ -81,5 +70,4 @@ PDDL = PromptStyle(
     parse_completion=parse_completion,
     vocabulary=vocabulary,
     problem_mark=_PROBLEM_MARK,
-    render_fault=render_fault,
 )

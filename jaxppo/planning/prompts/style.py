@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from jaxppo.planning.language.plans import Action, ParsedPlan
-from jaxppo.planning.prompts.repair import Fault
 
 
 class PromptStyle(NamedTuple):
@@ -19,9 +18,6 @@ class PromptStyle(NamedTuple):
         reads_domain: whether plans are read with the operators of the domain, which must be parsed for that.
         problem_mark: what stands in a prompt between the domain and the problem, the first words of the problem with
             it; None where prompts do not show the domain.
-        gap: what stands between a prompt and its completion where both are one text.
-        render_fault: writes the turn after a plan that is not valid, given the domain text: what is wrong, and up to
-            where the next plan begins. None: the style has no such turns.
     """
 
     name: str
@@ -31,5 +27,3 @@ class PromptStyle(NamedTuple):
     vocabulary: Callable[[Iterable[str], Iterable[str]], set[str]]
     reads_domain: bool = False
     problem_mark: str | None = None
-    gap: str = ""
-    render_fault: Callable[[Fault, str], str] | None = None

@@ -302,10 +302,10 @@ def test_builds_without_rows_or_with_val_that_is_missing_are_refused(tmp_path, m
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--help"], 0, "python -m jaxppo.planning {validate,solve,build,import,repair,inspect,push}"),
+        (["--help"], 0, "python -m jaxppo.planning {validate,solve,build,import,inspect,push}"),
         (["build", "--help"], 0, "python -m jaxppo.planning build"),
         (["bild"], 2, "'build'"),
-        ([], 2, "validate, solve, build, import, repair, inspect, push"),
+        ([], 2, "validate, solve, build, import, inspect, push"),
     ],
 )
 def test_command_line(arguments, status, text, capsys):
