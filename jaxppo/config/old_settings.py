@@ -128,6 +128,15 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     ),
     "repair_with": OldSetting("it went with repair_rounds", ("reason",)),
     "repair_temperature": OldSetting("it went with repair_rounds"),
+    "optimal_planner": OldSetting(
+        "--planner with an optimal planner makes the reference plans themselves optimal"
+    ),
+    "obfuscated_domains": OldSetting("all of --domains are obfuscated"),
+    "file_format": OldSetting("splits are JSON lines, which `datasets` reads", ("jsonl",)),
+    "plans": OldSetting("results of planners are kept in output_dir/plans.jsonl"),
+    "splits": OldSetting("`planning inspect` looks at all splits"),
+    "validator": OldSetting("`planning inspect` asks the built-in validator where it can"),
+    "json": OldSetting("the status of `planning inspect` says whether something is wrong"),
     "soft_punish_cache": OldSetting(
         "write a module:function for --reward_funcs (docs/own_reward.md)"
     ),

@@ -20,19 +20,17 @@ from jaxppo.planning.datasets.folder import Rejected, write_dataset
 from jaxppo.planning.datasets.renamed_rows import renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
+    PLANS_FILE,
     check_planners,
     claim_folder,
-    command_line,
     is_finished,
-    optimal_plans,
-    plans_file,
     settings_of,
     show_report,
 )
 from jaxppo.planning.datasets.terminal import Progress, Terminal
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.plans import parse_action
-from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, planner_version
+from jaxppo.planning.solve.planners import PlanTask, find_plans, planner_version
 from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
 
 LICENCE = "apache-2.0"
@@ -67,11 +65,8 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
         terminal.result(f"finished: {folder} holds this data set; nothing was changed")
         return {}
     claim_folder(folder, config)
-    plans = plans_file(folder, config.planners)
-    builders = _fill_splits(config, plans, terminal)
+    builders = _fill_splits(config, terminal)
     rows, words = _rows(config, builders)
-    if config.planners.optimal_planner is not None:
-        _add_optimal_costs(rows, config.planners.optimal_planner, config, plans, terminal)
     terminal.print("checking every reference plan, and writing")
     rejected: list[Rejected] = []
     for builder in builders:
@@ -80,9 +75,8 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
         folder,
         rows,
         rejected,
-        file_format=config.file_format,
         title="Planning problems in PDDL with reference plans",
-        command=command_line(config, "build"),
+        command="python -m jaxppo.planning build --config config.yaml",
         licence=LICENCE,
         mappings=words,
         words=_all_names(config, words),
@@ -118,7 +112,7 @@ def _check(config: BuildConfig) -> None:
 # ------------------------------------------------------------------------------------------------------------ filling
 
 
-def _fill_splits(config: BuildConfig, plans: Path, terminal: Terminal) -> list[SplitBuilder]:
+def _fill_splits(config: BuildConfig, terminal: Terminal) -> list[SplitBuilder]:
     """Draw and solve in rounds until every split is full or given up.
 
     Each round draws some candidates for every split that wants more rows, and solves all of them at once, so that the
@@ -135,17 +129,10 @@ def _fill_splits(config: BuildConfig, plans: Path, terminal: Terminal) -> list[S
     )
     # The first draws come before the bar, which estimates the time left from when it begins.
     batch = _next_batch(config, waiting_domains, builders)
-    reported: set[tuple[str, str]] = set()
     with terminal.progress(total, "build", unit="row") as progress:
         while batch:
-            _solve(config, plans, batch, builders, progress)
+            _solve(config, batch, builders, progress)
             batch = _next_batch(config, waiting_domains, builders)
-            for builder in builders:
-                key = (builder.spec.domain.name, builder.spec.split)
-                if not builder.is_open and builder.n_missing and key not in reported:
-                    reported.add(key)
-                    rows = f"{len(builder.accepted)} of {builder.spec.n_rows} rows"
-                    terminal.print(f"{key[1]} of {key[0]}: {builder.why_closed}; {rows}")
     # Rows come in the order of the settings, and not in that in which splits became full.
     order = [*config.domains, *config.unseen_domains]
     return sorted(builders, key=lambda builder: order.index(builder.spec.domain.name))
@@ -233,13 +220,12 @@ def _later_specs(
 
 def _solve(
     config: BuildConfig,
-    plans: Path,
     batch: Sequence[tuple[SplitBuilder, Candidate]],
     builders: Sequence[SplitBuilder],
     progress: Progress,
 ) -> None:
     """Let the planners solve a batch, and the splits take what fits."""
-    # The id has no part in the plan: results are kept in `plans` by the text of the problem.
+    # The id has no part in the plan: results are kept in a file by the text of the problem.
     tasks = []
     for builder, candidate in batch:
         spec = builder.spec
@@ -250,7 +236,7 @@ def _solve(
         planner=config.planners.planner,
         timeout_s=config.planners.planner_timeout_s,
         workers=config.planners.workers,
-        cache=plans,
+        cache=Path(config.output_dir, PLANS_FILE),
     )
     # In the order of the batch, which is that of each split's stream.
     for (builder, candidate), result in zip(batch, results, strict=True):
@@ -284,7 +270,7 @@ def _rows(
                     renamed_rows(row, spec.domain.pools, config.n_renamings, spec.seed)
                 )
     styles = OBFUSCATION_STYLES if config.obfuscation == "both" else (config.obfuscation,)
-    for name in config.domains if config.obfuscated_domains is None else config.obfuscated_domains:
+    for name in config.domains:
         test_rows = [row for row in rows.get("test", []) if row["domain"] == name]
         if test_rows:
             words[name] = {style: _obfuscation(name, style, config.seed) for style in styles}
@@ -344,24 +330,6 @@ def _obfuscated_rows(
         )
 
 
-def _add_optimal_costs(
-    rows: Mapping[str, list[Row]],
-    planner: str,
-    config: BuildConfig,
-    plans: Path,
-    terminal: Terminal,
-) -> None:
-    """Add the column `optimal_cost`: steps of an optimal plan, None where the optimal planner found none."""
-    # A copy in other names or words has the cost of the row that it is a copy of.
-    originals = [row for row in chain.from_iterable(rows.values()) if row["paired_id"] is None]
-    optimal = optimal_plans(originals, planner, config.planners, plans, terminal)
-    costs: dict[str, int | None] = {}
-    for row, plan in zip(originals, optimal, strict=True):
-        costs[row["id"]] = None if plan is None else len(plan)
-    for row in chain.from_iterable(rows.values()):
-        row["optimal_cost"] = costs[row["paired_id"] or row["id"]]
-
-
 def _all_names(config: BuildConfig, words: Words) -> set[str]:
     """Return every name that a problem of the domains may use, in all words."""
     names: set[str] = set()
@@ -385,20 +353,12 @@ def _rejected(builder: SplitBuilder) -> Iterator[Rejected]:
 
 
 def _figures(config: BuildConfig, builders: Sequence[SplitBuilder]) -> dict[str, Any]:
-    # Split to domain to what became of its draws.
-    draws: dict[str, dict[str, Any]] = {}
     shortfalls = []
     for builder in builders:
         spec = builder.spec
-        draws.setdefault(spec.split, {})[spec.domain.name] = builder.figures()
         if builder.n_missing:
+            rows = f"{len(builder.accepted)} of {spec.n_rows} rows"
             shortfalls.append(
-                f"{spec.split} of {spec.domain.name}: {len(builder.accepted)} of {spec.n_rows} rows"
+                f"{spec.split} of {spec.domain.name}: {rows}, as {builder.why_closed}"
             )
-    planners = dict.fromkeys([config.planners.planner, config.planners.optimal_planner])
-    return {
-        "settings": settings_of(config),
-        "draws": draws,
-        "shortfalls": shortfalls,
-        "planner_licences": {name: PLANNERS[name].licence for name in planners if name is not None},
-    }
+    return {"settings": settings_of(config), "shortfalls": shortfalls}

@@ -6,7 +6,7 @@ stream: so what a split holds depends on the draws and their plans, and never on
 
 import math
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -58,7 +58,6 @@ class Candidate(NamedTuple):
         problem_pddl: its text.
         form: its canonical form.
         n_objects: the number of its objects.
-        skipped: why draws before it may not enter the split: their number by reason.
     """
 
     number: int
@@ -66,7 +65,6 @@ class Candidate(NamedTuple):
     problem_pddl: str
     form: str
     n_objects: int
-    skipped: Counter[str]
 
 
 class Attempt(NamedTuple):
@@ -111,7 +109,6 @@ class SplitBuilder:
         failed: what no planner solved.
         n_planned: number of candidates whose plans were looked at.
         is_open: whether more is wanted and may come.
-        skipped: why draws did not become candidates, up to the last candidate looked at.
     """
 
     spec: SplitSpec
@@ -119,11 +116,7 @@ class SplitBuilder:
     failed: list[Attempt] = field(default_factory=list)
     n_planned: int = 0
     is_open: bool = True
-    skipped: Counter[str] = field(default_factory=Counter)
-    # Draws are ahead of the plans looked at: what they count becomes `skipped` with their
-    # candidate.
     _n_drawn: int = 0
-    _drawn_skips: Counter[str] = field(default_factory=Counter)
     _forms: set[str] = field(default_factory=set)
     _supply: Supply = field(default_factory=Supply)
     _is_dry: bool = False
@@ -163,7 +156,6 @@ class SplitBuilder:
         # A stream that ends may still bring the last candidates; only then is the split given up.
         if not candidates:
             self.is_open = False
-            self.skipped = self._drawn_skips
         return candidates
 
     def take(self, attempt: Attempt) -> bool:
@@ -173,7 +165,6 @@ class SplitBuilder:
         if not self.is_open:
             return False
         self.n_planned += 1
-        self.skipped = attempt.candidate.skipped
         plan = attempt.result.plan
         fits = plan is not None and any(len(plan) in band for band in self.spec.lengths)
         if plan is None:
@@ -183,22 +174,6 @@ class SplitBuilder:
         self._n_misses = 0 if fits else self._n_misses + 1
         self.is_open = self.n_missing > 0 and self._n_misses < _MAX_PLANS
         return fits
-
-    def figures(self) -> dict[str, int]:
-        """Count the draws, and what became of them."""
-        n_rows = len(self.accepted)
-        n_failed = len(self.failed)
-        return {
-            "draws": self.skipped.total() + self.n_planned,
-            **{
-                reason: self.skipped[reason]
-                for reason in ("other objects", "other partition", "repeated")
-            },
-            "solved": self.n_planned - n_failed,
-            "failed": n_failed,
-            "other length": self.n_planned - n_failed - n_rows,
-            "rows": n_rows,
-        }
 
     def _next_candidate(self) -> Candidate | None:
         """Draw until a problem may enter the split if its plan fits; None where that is hopeless."""
@@ -216,17 +191,14 @@ class SplitBuilder:
             problem = parse_problem(text, parse_domain(spec.domain.pddl))
             n_objects = len(problem.objects)
             if n_objects not in spec.n_objects:
-                self._drawn_skips["other objects"] += 1
                 continue
             form = canonical_form(problem)
             if partition_of_form(form) != SPLIT_PARTITIONS[spec.split]:
-                self._drawn_skips["other partition"] += 1
                 continue
             is_new = form not in self._forms and form not in spec.excluded_forms
             self._supply.record(is_new)
             if not is_new:
-                self._drawn_skips["repeated"] += 1
                 continue
             self._forms.add(form)
-            return Candidate(number, size, text, form, n_objects, self._drawn_skips.copy())
+            return Candidate(number, size, text, form, n_objects)
         return None

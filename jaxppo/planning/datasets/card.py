@@ -5,8 +5,6 @@ from typing import Any
 
 import yaml
 
-from jaxppo.config.redact import redact
-
 _SPLITS = {
     "train": "for supervised training",
     "rl": "for reinforcement learning",
@@ -37,18 +35,15 @@ _COLUMNS = {
 }
 
 
-def data_card(
-    report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]
-) -> str:
+def data_card(report: Mapping[str, Any], features: Mapping[str, Any]) -> str:
     """Write the card.
 
     Args:
         report: what `write_dataset` puts into report.json.
         features: column to its type.
-        files: split to its file.
     """
     parts = [
-        f"---\n{_metadata(report, features, files)}---\n",
+        f"---\n{_metadata(report, features)}---\n",
         f"# {_plain(report['title'])}\n",
         "PDDL planning problems as prompts, each with a reference plan that "
         f"{' and '.join(_VALIDATORS[name] for name in report['validators'])} accepted.\n",
@@ -88,21 +83,11 @@ def leak_text(leaks: Mapping[str, Any]) -> str:
         for split in leaks["touching_bands"]
     ]
     lines += [f"{_plain(domain)}: in test_unseen and in train." for domain in leaks["seen_domains"]]
-    for split, count in leaks["repeated"].items():
-        if count:
-            lines.append(f"{_plain(split)}: {count} rows repeat a problem of the split.")
-    if leaks["paired"]:
-        lines.append(
-            f"test and test_obfuscated are paired on purpose: {leaks['paired']} problems are in both."
-        )
     return "\n".join(lines)
 
 
-def _metadata(
-    report: Mapping[str, Any], features: Mapping[str, Any], files: Mapping[str, str]
-) -> str:
+def _metadata(report: Mapping[str, Any], features: Mapping[str, Any]) -> str:
     """Write the YAML at the head of the card, in the words of the hub."""
-    n_rows = sum(figures["rows"] for _, _, figures in _split_figures(report["splits"]))
     content: dict[str, Any] = {"pretty_name": _plain(report["title"])}
     if report["licence"] is not None:
         content["license"] = report["licence"]
@@ -110,11 +95,12 @@ def _metadata(
         "language": ["en"],
         "task_categories": ["text-generation"],
         "tags": ["planning", "pddl", "reinforcement-learning"],
-        "size_categories": [_size_category(n_rows)],
         "configs": [
             {
                 "config_name": "default",
-                "data_files": [{"split": split, "path": path} for split, path in files.items()],
+                "data_files": [
+                    {"split": split, "path": f"{split}.jsonl"} for split in report["splits"]
+                ],
             }
         ],
         "dataset_info": {
@@ -122,18 +108,6 @@ def _metadata(
         },
     }
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-def _size_category(n_rows: int) -> str:
-    for limit, category in (
-        (1_000, "n<1K"),
-        (10_000, "1K<n<10K"),
-        (100_000, "10K<n<100K"),
-        (1_000_000, "100K<n<1M"),
-    ):
-        if n_rows < limit:
-            return category
-    return "n>1M"
 
 
 def _feature(kind: Any) -> dict[str, Any]:
@@ -153,14 +127,11 @@ def _split_figures(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[st
 
 
 def _how_it_was_made(report: Mapping[str, Any]) -> str:
-    # A command may hold a token.
-    lines = [_plain(redact(report["how"])), ""]
+    lines = [_plain(report["how"]), ""]
     planners: set[str] = set()
     for _, _, figures in _split_figures(report["splits"]):
         planners.update(figures["planners"])
     lines.append(f"Reference plans are from: {', '.join(map(_plain, sorted(planners)))}.")
-    for name, licence in report.get("planner_licences", {}).items():
-        lines.append(f"Licence of {_plain(name)}: {_plain(licence)}.")
     for shortfall in report.get("shortfalls", []):
         lines.append(f"Fewer rows than asked for: {_plain(shortfall)}.")
     return "\n".join(lines)

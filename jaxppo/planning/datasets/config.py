@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from jaxppo.config import Validator, require, require_repo_id
+from jaxppo.config import require, require_repo_id
 from jaxppo.errors import ConfigError
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     PromptStyle = str
 else:
     PromptStyle = Literal[*PROMPT_STYLES]
-FileFormat = Literal["jsonl", "parquet", "both"]
 
 
 def parse_lengths(text: str, name: str = "lengths") -> range:
@@ -86,13 +85,8 @@ class PlannerConfig:
     """Planner for reference plans; docs/planners.md lists them. In imports also none: only plans of the source."""
     planner_timeout_s: float = 30.0
     """Seconds for one problem."""
-    optimal_planner: str | None = None
-    """A second planner; the costs of its plans, where it finds them in time, are the column optimal_cost.
-    Default: none."""
     workers: int | None = None
     """Planner processes; default: the number of processors."""
-    plans: str | None = None
-    """File of plans found so far, read and continued; default: plans.jsonl in output_dir."""
 
     def __post_init__(self) -> None:
         require(
@@ -121,8 +115,6 @@ class BuildConfig:
         name for name, domain in DOMAINS.items() if domain.unseen
     )
     """Domains of the split test_unseen; none of `domains`."""
-    obfuscated_domains: tuple[str, ...] | None = None
-    """Domains whose test problems are in test_obfuscated, in other words; default: all of `domains`."""
     obfuscation: Literal["random", "deceptive", "both"] = "both"
     """Random strings, or ordinary words that mean something else; both: half of the rows each."""
     n_train: int = 200
@@ -146,8 +138,6 @@ class BuildConfig:
     """Decides the problems; the same seed gives the same files."""
     prompt_style: PromptStyle = "atoms"
     """How a problem is written as a prompt."""
-    file_format: FileFormat = "jsonl"
-    """How splits are written."""
     use_val: bool | None = None
     """Whether VAL checks every reference plan, too; default: where it is installed."""
     quiet: bool = False
@@ -171,10 +161,8 @@ class BuildConfig:
         require(
             not shared, "unseen_domains", "domains that are not in `domains`", ", ".join(shared)
         )
-        unused = [name for name in self.obfuscated_domains or () if name not in self.domains]
-        require(not unused, "obfuscated_domains", "some of `domains`", ", ".join(unused))
-        for field_name in ("domains", "unseen_domains", "obfuscated_domains"):
-            names = getattr(self, field_name) or ()
+        for field_name in ("domains", "unseen_domains"):
+            names = getattr(self, field_name)
             require(len(set(names)) == len(names), field_name, "each domain once", ", ".join(names))
 
 
@@ -214,8 +202,6 @@ class ImportConfig:
     """With split auto, lengths of reference plans in test_longer; test_larger has both."""
     prompt_style: PromptStyle = "atoms"
     """How a problem is written as a prompt."""
-    file_format: FileFormat = "jsonl"
-    """How splits are written."""
     use_val: bool | None = None
     """Whether VAL checks every reference plan, too; default: where it is installed."""
     quiet: bool = False
@@ -255,14 +241,8 @@ class InspectConfig:
     """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
     dataset: str | None = None
     """Folder of the data set."""
-    splits: tuple[str, ...] | None = None
-    """Splits to look at; default: all."""
     show: int = 0
     """Rows of each split to print."""
-    validator: Validator = "auto"
-    """Validator of the reference plans: builtin, val, or auto: builtin where it covers the domain, else VAL."""
-    json: str | None = None
-    """File for the figures and errors as JSON; default: none."""
 
     def __post_init__(self) -> None:
         require(self.show >= 0, "show", "0 or more", self.show)

@@ -1,7 +1,6 @@
 """The files of a data set: rows as JSON lines or Parquet, and the JSON beside them."""
 
 import csv
-import io
 import itertools
 import json
 import logging
@@ -12,6 +11,7 @@ from typing import Any, TextIO
 
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import parse_json
+from jaxppo.config.sources import CONFIG_FILE
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checked_row
 
@@ -93,7 +93,7 @@ def written_files(folder: Path) -> list[Path]:
         raise DataError(
             f"{folder}: expected a data set with {REPORT_FILE}, as build and import write it last"
         )
-    names = [CARD_FILE, REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE]
+    names = [CARD_FILE, CONFIG_FILE, REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE]
     for split in content["splits"]:
         names += [f"{split}.jsonl", f"{split}.parquet"]
     # A name with a slash in it would lead out of the folder: the report may be anybody's.
@@ -299,77 +299,21 @@ def write_json(content: Any, path: Path) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
-def write_parquet(
-    rows: Sequence[Row], path: Path, features: Mapping[str, Any] | None = None
-) -> None:
-    """Write rows as a parquet file, which appears complete or not at all.
-
-    Args:
-        rows: with the same columns in all of them.
-        path: the file.
-        features: column to its type; default: as the rows have them.
-
-    Raises:
-        DataError: a column cannot be written.
-    """
+def _parquet_rows(path: Path) -> Iterator[tuple[Row, str]]:
     import pyarrow as pa  # slow to import, and not needed for JSON lines
     import pyarrow.parquet
 
-    # From the words of the `datasets` library.
-    def arrow(feature: Any) -> pa.DataType:
-        if isinstance(feature, dict):
-            return pa.list_(arrow(feature["list"]))
-        return {
-            "string": pa.string(),
-            "int64": pa.int64(),
-            "float64": pa.float64(),
-            "bool": pa.bool_(),
-        }[feature]
-
-    types = features_of(rows) if features is None else features
-    schema = pa.schema([(name, arrow(feature)) for name, feature in types.items()])
-    # Into memory first: the file must appear as a whole.
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(
-        pa.Table.from_pylist(list(rows), schema),
-        buffer,
-        compression="zstd",
-        write_page_checksum=True,
-    )
-    write_atomically(path, buffer.getvalue())
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[Row, str]]:
-    """Yield the rows of a file, group after group, or of a folder of parts, as Spark writes it."""
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    # Pages are verified by their checksum: a damaged file raises an error, where wrong rows would
-    # go unnoticed.
+    number = 0
     try:
-        if path.is_dir():
-            import pyarrow.dataset
-
-            scan_options = pyarrow.dataset.ParquetFragmentScanOptions(
-                page_checksum_verification=True
-            )
-            file_format = pyarrow.dataset.ParquetFileFormat(
-                default_fragment_scan_options=scan_options
-            )
-            parts = pyarrow.dataset.dataset(path, format=file_format, partitioning="hive")
-            yield from _rows_of_batches(parts.to_batches(batch_size=_BATCH_SIZE), path)
-        else:
-            # `read_table` would import pandas.
-            with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-                yield from _rows_of_batches(file.iter_batches(_BATCH_SIZE), path)
+        # Pages are verified by their checksum: a damaged file raises an error, where wrong rows
+        # would go unnoticed. `read_table` would import pandas.
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            for batch in file.iter_batches(_BATCH_SIZE):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield row, f"{path}:{number}"
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a Parquet file, got: {error}") from error
-
-
-def _rows_of_batches(batches: Iterable[Any], path: Path) -> Iterator[tuple[Row, str]]:
-    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-    for number, row in enumerate(rows, 1):
-        yield row, f"{path}:{number}"
 
 
 def features_of(rows: Sequence[Row]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from jaxppo.config.paths import write_atomically
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.card import data_card
-from jaxppo.planning.datasets.config import FileFormat
 from jaxppo.planning.datasets.files import (
     CARD_FILE,
     OBFUSCATION_FILE,
@@ -21,7 +20,6 @@ from jaxppo.planning.datasets.files import (
     ordered_splits,
     write_json,
     write_jsonl,
-    write_parquet,
 )
 from jaxppo.planning.datasets.leaks import Mappings, find_leaks
 from jaxppo.planning.datasets.rows import COLUMNS, Row, reference_plans
@@ -68,7 +66,6 @@ def write_dataset(
     rows: Mapping[str, Sequence[Row]],
     rejected: Sequence[Rejected],
     *,
-    file_format: FileFormat = "jsonl",
     title: str,
     command: str,
     licence: str | None = None,
@@ -87,7 +84,6 @@ def write_dataset(
         folder: of the data set; it is created if it does not exist.
         rows: split to its rows, from `make_row`; columns that only some rows have are None in the others.
         rejected: problems that were left out before.
-        file_format: how splits are written.
         title: heading of the card.
         command: what made the data set, or a sentence that says how it was made.
         licence: of the rows, as the Hugging Face hub names it; None: not known.
@@ -136,17 +132,11 @@ def write_dataset(
     # is never a mixture.
     (folder / REPORT_FILE).unlink(missing_ok=True)
     for split, split_rows in rows_by_split.items():
-        if file_format in ("jsonl", "both"):
-            write_jsonl(split_rows, folder / f"{split}.jsonl")
-        if file_format in ("parquet", "both"):
-            write_parquet(split_rows, folder / f"{split}.parquet", features)
+        write_jsonl(split_rows, folder / f"{split}.jsonl")
     write_jsonl([entry._asdict() for entry in rejected], folder / REJECTED_FILE)
     write_json(_vocabulary(all_rows, words), folder / VOCABULARY_FILE)
     write_json(mappings or {}, folder / OBFUSCATION_FILE)
-    # Readers take one file of each split: with both formats that of JSON lines.
-    suffix = "parquet" if file_format == "parquet" else "jsonl"
-    files = {split: f"{split}.{suffix}" for split in rows_by_split}
-    write_atomically(folder / CARD_FILE, data_card(report, features, files))
+    write_atomically(folder / CARD_FILE, data_card(report, features))
     write_json(report, folder / REPORT_FILE)
     return report
 

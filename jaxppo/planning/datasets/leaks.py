@@ -32,24 +32,23 @@ def find_leaks(rows_by_split: _Rows, mappings: Mappings) -> dict[str, Any]:
     Returns:
         `leaks`: shared problems and shared prompts of all pairs of splits but test and test_obfuscated, plus the number
         of `touching_bands` and `seen_domains`; a data set should have 0. `pairs`: the shared problems and prompts pair
-        by pair. `paired`: problems that test and test_obfuscated share on purpose. `repeated`: split to the number of
-        its rows whose problem is also that of an earlier row of the split. `touching_bands`: splits whose lengths of
+        by pair. `touching_bands`: splits whose lengths of
         reference plans reach those of test_longer. `seen_domains`: domains of test_unseen that train or rl has.
 
     Raises:
         DataError: the words of an obfuscated row are missing.
     """
-    forms: dict[str, list[str]] = {}
+    forms: dict[str, set[str]] = {}
     prompts: dict[str, set[str]] = {}
     for split, rows in rows_by_split.items():
-        forms[split] = [_plain_form(row, mappings) for row in rows]
+        forms[split] = {_plain_form(row, mappings) for row in rows}
         prompts[split] = {row["prompt"] for row in rows}
     pairs = {}
     n_shared = 0
     for split, later_split in combinations(rows_by_split, 2):
         if {split, later_split} != _PAIRED:
             # Each problem counts once, however many rows of a split have it.
-            n_problems = len(set(forms[split]) & set(forms[later_split]))
+            n_problems = len(forms[split] & forms[later_split])
             n_prompts = len(prompts[split] & prompts[later_split])
             pairs[f"{split} / {later_split}"] = {"problems": n_problems, "prompts": n_prompts}
             n_shared += n_problems + n_prompts
@@ -58,10 +57,6 @@ def find_leaks(rows_by_split: _Rows, mappings: Mappings) -> dict[str, Any]:
     return {
         "leaks": n_shared + len(touching) + len(seen_domains),
         "pairs": pairs,
-        "paired": len(set(forms.get("test", ())) & set(forms.get("test_obfuscated", ()))),
-        "repeated": {
-            split: len(split_forms) - len(set(split_forms)) for split, split_forms in forms.items()
-        },
         "touching_bands": touching,
         "seen_domains": seen_domains,
     }

@@ -1,10 +1,10 @@
 """What the commands that make data sets share: the folder, the planners, and what is shown at the end."""
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxppo.config.old_settings import translate_old_settings
 from jaxppo.config.paths import is_partial
 from jaxppo.config.sources import (
     CALL_ONLY,
@@ -20,17 +20,16 @@ from jaxppo.planning.datasets.card import leak_text
 from jaxppo.planning.datasets.config import PlannerConfig
 from jaxppo.planning.datasets.files import REPORT_FILE
 from jaxppo.planning.datasets.folder import split_table
-from jaxppo.planning.datasets.rows import Row
 from jaxppo.planning.datasets.terminal import Terminal
-from jaxppo.planning.language.plans import Action
-from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, planner_version
+from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val
 
 NO_PLANNER = "none"
 """In place of a planner: only plans that came with the problems."""
-_PLANS_FILE = "plans.jsonl"
+PLANS_FILE = "plans.jsonl"
+"""Beside the splits: the planners' results."""
 # Settings that do not decide the rows, and so may differ when a data set is continued.
-_FREE_SETTINGS = ("workers", "plans")
+_FREE_SETTINGS = ("workers",)
 
 
 def is_finished(folder: Path, config: Any) -> bool:
@@ -49,8 +48,8 @@ def is_finished(folder: Path, config: Any) -> bool:
             )
         return False
     # Every setting that differs is named, also one that a newer version has or lacks.
-    old_settings = read_yaml(folder / CONFIG_FILE)
     settings = settings_of(config)
+    old_settings = translate_old_settings(read_yaml(folder / CONFIG_FILE), settings)
     differences = [
         f"{name} {settings.get(name)!r} (was {old_settings.get(name)!r})"
         for name in dict.fromkeys([*settings, *old_settings])
@@ -80,70 +79,17 @@ def settings_of(config: Any) -> dict[str, Any]:
     }
 
 
-def command_line(config: Any, command: str) -> str:
-    """Write the command that makes the same files, such as `python -m jaxppo.planning import --source problems`."""
-    # Only what differs from the defaults, as somebody would type it.
-    defaults = settings_of(type(config)())
-    words = ["python", "-m", "jaxppo.planning", command]
-    for name, value in settings_of(config).items():
-        if value == defaults[name]:
-            continue
-        words.append(f"--{name}")
-        if isinstance(value, list):
-            words.extend(map(str, value))
-        # A switch has no value; `use_val`, which is None by default, is no switch.
-        elif not (value is True and defaults[name] is False):
-            words.append(str(value))
-    return shlex.join(words)
-
-
 def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
     """Refuse planners, or VAL, that are asked for and not installed.
 
     Raises:
-        ConfigError: one is not installed, or the second planner does not make optimal plans.
+        ConfigError: one is not installed.
     """
     if use_val and find_val() is None:
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
     # Asking for its version raises the error of an unknown or missing planner.
     if planners.planner != NO_PLANNER:
         planner_version(planners.planner)
-    if planners.optimal_planner is not None:
-        planner_version(planners.optimal_planner)
-        if not PLANNERS[planners.optimal_planner].optimal:
-            names = ", ".join(name for name, planner in PLANNERS.items() if planner.optimal)
-            raise ConfigError(
-                f"optimal_planner: expected one of {names}, got {planners.optimal_planner!r}"
-            )
-
-
-def plans_file(folder: Path, planners: PlannerConfig) -> Path:
-    """Return the file that keeps the planners' results."""
-    return Path(planners.plans or folder / _PLANS_FILE)
-
-
-def optimal_plans(
-    rows: Sequence[Row], planner: str, planners: PlannerConfig, plans: Path, terminal: Terminal
-) -> list[tuple[Action, ...] | None]:
-    """Find plans with the second planner, in the order of the rows; None where it found none in time.
-
-    Args:
-        rows: the problems.
-        planner: name of the second planner.
-        planners: how long, and with how many processes.
-        plans: from `plans_file`.
-        terminal: where progress goes.
-    """
-    with terminal.progress(len(rows), "optimal", unit="row") as progress:
-        results = find_plans(
-            [PlanTask(row["id"], row["domain_pddl"], row["problem_pddl"]) for row in rows],
-            planner=planner,
-            timeout_s=planners.planner_timeout_s,
-            workers=planners.workers,
-            cache=plans,
-            progress=lambda n_done, _: progress.update(n_done),
-        )
-        return [result.plan for result in results]
 
 
 def show_report(report: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:

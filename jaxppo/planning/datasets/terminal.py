@@ -3,7 +3,6 @@
 Protocols, since planning does not depend on `jaxppo.run`.
 """
 
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -29,12 +28,6 @@ class Terminal(Protocol):
 
     def warn(self, text: str) -> None:
         """Print a warning, also when quiet."""
-        ...
-
-    def sample_table(
-        self, title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
-    ) -> None:
-        """Print a table, unless quiet."""
         ...
 
     def progress(

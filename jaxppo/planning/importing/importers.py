@@ -13,11 +13,10 @@ from jaxppo.planning.datasets.renamed_rows import pools_of, renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
     NO_PLANNER,
+    PLANS_FILE,
     check_planners,
     claim_folder,
-    command_line,
     is_finished,
-    plans_file,
     settings_of,
     show_report,
 )
@@ -35,7 +34,7 @@ from jaxppo.planning.importing.source_problems import (
 from jaxppo.planning.importing.splits import KEEP, assign_splits
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action
-from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans
+from jaxppo.planning.solve.planners import PlanTask, find_plans
 
 # What each kind of source is read with: the source, and the folder with its PDDL files where it has
 # none itself.
@@ -81,9 +80,8 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
         folder,
         rows,
         rejected,
-        file_format=config.file_format,
         title="Imported planning problems in PDDL with reference plans",
-        command=command_line(config, "import"),
+        command="python -m jaxppo.planning import --config config.yaml",
         mappings=mappings,
         figures=figures,
         use_val=config.use_val,
@@ -231,9 +229,8 @@ def _solve(
     if not unsolved:
         return list(problems)
     with terminal.progress(len(unsolved), "plan") as progress:
-        # The planner works while its results are read: as a list, so that this is here, where the
-        # progress bar is.
-        results = find_plans(
+        results = []
+        for result in find_plans(
             [
                 PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl)
                 for problem in unsolved
@@ -241,10 +238,11 @@ def _solve(
             planner=config.planners.planner,
             timeout_s=config.planners.planner_timeout_s,
             workers=config.planners.workers,
-            cache=plans_file(Path(config.output_dir), config.planners),
-            progress=lambda count, _: progress.update(count),
-        )
-        next_result = iter(list(results))  # in the order of the unsolved problems
+            cache=Path(config.output_dir, PLANS_FILE),
+        ):
+            results.append(result)
+            progress.update(len(results))
+    next_result = iter(results)  # in the order of the unsolved problems
     solved: list[SourceProblem] = []
     for problem in problems:
         if problem.plans:
@@ -346,8 +344,6 @@ def _figures(
     # `problems` are those before planning, so a plan that one of them has came with it.
     n_with_plan = sum(bool(problem.plans) for problem in problems)
     n_planned = len(solved) - n_with_plan
-    # The licences of the planners whose plans are in the data set.
-    planners = [config.planners.planner] if n_planned else []
     return {
         "settings": settings_of(config),
         "kind": kind,
@@ -356,5 +352,4 @@ def _figures(
             "found": n_planned,
             "not found": len(problems) - len(solved),
         },
-        "planner_licences": {name: PLANNERS[name].licence for name in planners},
     }

@@ -1,16 +1,10 @@
 """Results of planners in a file of JSON lines that only grows, so that a build can be taken up again."""
 
 import json
-import logging
-import os
-import threading
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxppo.errors import ConfigError
 from jaxppo.planning.language.plans import Action, format_action, parse_action
-
-_LOG = logging.getLogger(__name__)
 
 
 class Record(NamedTuple):
@@ -37,39 +31,29 @@ class Record(NamedTuple):
 
 
 class PlanCache:
-    """A file of records; each is written at once, and damaged lines are left out when read.
+    """A file of records, each of which is written at once.
 
     Args:
         path: the file, made at the first record; None: nothing is kept.
-
-    Raises:
-        ConfigError: the file cannot be read.
     """
 
     def __init__(self, path: Path | None):
         self._path = path
-        self._lock = threading.Lock()
         self._file: BinaryIO | None = None
         self._records: dict[str, Record] = {}
-        try:
-            content = path.read_bytes() if path is not None and path.exists() else b""
-        except OSError as error:
-            raise ConfigError(f"cache: expected a file of results, got {error}") from error
-        n_damaged = 0
-        for line in content.split(b"\n"):
-            if not line.strip():
+        if path is None or not path.exists():
+            return
+        for line in path.read_bytes().split(b"\n"):
+            # A process that was killed while it wrote has left half a line: that problem is solved
+            # again.
+            try:
+                entry = json.loads(line)
+                actions = entry["plan"]
+                plan = None if actions is None else tuple(map(parse_action, actions))
+                values = (entry["reason"], entry["seconds"], entry["timeout_s"])
+                self._records[entry["key"]] = Record(plan, *values)  # the last one counts
+            except (ValueError, TypeError, KeyError):
                 continue
-            entry = _read(line)
-            if entry is None:
-                n_damaged += 1
-            else:
-                key, record = entry
-                self._records[key] = record  # the last one counts
-        if n_damaged:
-            _LOG.warning("%s: %d damaged line(s) are left out", path, n_damaged)
-        # A process that was killed while it wrote has left half a line, to which none must be
-        # appended.
-        self._is_torn = content != b"" and not content.endswith(b"\n")
 
     def get(self, key: str, timeout_s: float) -> Record | None:
         """Return the record of a key, if it still holds under this time limit."""
@@ -81,33 +65,14 @@ class PlanCache:
         if self._path is None:
             return
         plan = None if record.plan is None else list(map(format_action, record.plan))
-        line = json.dumps({"key": key, **notes, **record._asdict(), "plan": plan}).encode() + b"\n"
-        # Threads share this file, other processes may have it open too.
-        with self._lock:
-            if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("ab", buffering=0)
-                line = b"\n" + line if self._is_torn else line
-            os.write(self._file.fileno(), line)  # one call: other processes may append, too
+        line = json.dumps({"key": key, **notes, **record._asdict(), "plan": plan})
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
+        # One call: other processes may append, too.
+        self._file.write(f"{line}\n".encode())
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-
-
-def _read(line: bytes) -> tuple[str, Record] | None:
-    # Whatever the line holds: an edited or half-written one is left out, and its problem solved
-    # again.
-    try:
-        data = json.loads(line)
-        plan = None if data["plan"] is None else tuple(map(parse_action, data["plan"]))
-        record = Record(plan, data["reason"], float(data["seconds"]), float(data["timeout_s"]))
-        key = data["key"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    # A plan, or the reason why there is none.
-    has_right_reason = isinstance(record.reason, str) if plan is None else record.reason is None
-    return (key, record) if isinstance(key, str) and has_right_reason else None
+        if self._file is not None:
+            self._file.close()

@@ -5,27 +5,23 @@ What a planner finds is checked before it counts; what goes wrong is a result wi
 
 import hashlib
 import importlib.metadata
-import queue
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo.errors import ConfigError, PddlError, ValidatorError
+from jaxppo.errors import ConfigError, PddlError
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, format_action
-from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.solve import search
 from jaxppo.planning.solve.cache import PlanCache, Record
 from jaxppo.planning.solve.engines import PlannerAnswer
 from jaxppo.planning.solve.process import PlannerProcess
-from jaxppo.planning.validate.val import HOW_TO_GET_VAL, default_workers, find_val, run_val
+from jaxppo.planning.validate.val import default_workers
 from jaxppo.planning.validate.validator import execute
-
-Progress = Callable[[int, int], None]
-"""Called with the number of tasks that have a result, and of all tasks."""
 
 
 class Planner(NamedTuple):
@@ -125,9 +121,6 @@ def find_plans(
     timeout_s: float = 30.0,
     workers: int | None = None,
     cache: Path | None = None,
-    progress: Progress | None = None,
-    use_val: bool = False,
-    memory_mib: int | None = 4096,
 ) -> Iterator[PlanResult]:
     """Solve problems; results come in the order of the tasks, each as soon as it and those before it are known.
 
@@ -142,27 +135,18 @@ def find_plans(
         cache: a file of JSON lines with all results so far, by content of domain and problem, planner and its version;
             made where there is none. Crashes are not taken from it, nor time-outs under a shorter limit, nor plans that
             are no longer valid.
-        progress: called, in the caller's thread, after every task.
-        use_val: also ask VAL about each plan.
-        memory_mib: address space of a planner (Linux only); None: no limit.
 
     Raises:
-        ConfigError: a value is out of range, or the planner, or VAL, is not installed.
+        ConfigError: a value is out of range, or the planner is not installed.
     """
     version = planner_version(planner)
     if not timeout_s > 0:
         raise ConfigError(f"timeout_s: expected a positive number, got {timeout_s!r}")
     if workers is not None and workers < 1:
         raise ConfigError(f"workers: expected 1 or more, got {workers!r}")
-    if use_val and find_val() is None:
-        raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
     # Settings are checked here, at the call, and not when the first result is asked for.
-    pool = _Pool(PLANNERS[planner], timeout_s, memory_mib)
-    return _results(
-        _Job(list(tasks), version, pool, PlanCache(cache), use_val),
-        workers or default_workers(),
-        progress,
-    )
+    job = _Job(PLANNERS[planner], version, timeout_s, PlanCache(cache))
+    return _results(job, list(tasks), workers or default_workers())
 
 
 def write_plan(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> str:
@@ -174,70 +158,13 @@ def write_plan(domain_pddl: str, problem_pddl: str, plan: Sequence[Action]) -> s
     return "\n".join([*map(format_action, plan), *comment])
 
 
-class _Pool:
-    """Planner processes that wait for the next problem; threads borrow them."""
-
-    def __init__(self, planner: Planner, timeout_s: float, memory_mib: int | None):
-        self.planner = planner
-        self.timeout_s = timeout_s
-        self._memory_mib = memory_mib
-        self.stopped = threading.Event()
-        self._idle: list[PlannerProcess] = []
-        self._busy: set[PlannerProcess] = set()
-        self._lock = threading.Lock()
-
-    def solve(self, task: PlanTask) -> tuple[PlannerAnswer, float]:
-        """Have a process solve a problem; its plan is not checked yet."""
-        process = self._borrow()
-        try:
-            return process.ask(task.domain_pddl, task.problem_pddl, self.timeout_s)
-        finally:
-            self._give_back(process)
-
-    def _borrow(self) -> PlannerProcess:
-        with self._lock:
-            process = self._idle.pop() if self._idle else None
-        # Without the lock: a start takes seconds, and others may borrow meanwhile.
-        if process is None:
-            process = PlannerProcess(self.planner.engine, self.planner.arguments, self._memory_mib)
-        with self._lock:
-            self._busy.add(process)
-            # Stopped while it started: `stop` did not see it, and its borrower waits for its
-            # answer.
-            if self.stopped.is_set():
-                process.kill()
-        return process
-
-    def _give_back(self, process: PlannerProcess) -> None:
-        # One that was killed, for its time or at the end, solves nothing more.
-        with self._lock:
-            self._busy.discard(process)
-            if process.is_alive and not self.stopped.is_set():
-                self._idle.append(process)
-                return
-        process.close()
-
-    def stop(self) -> None:
-        """End all processes, also those at work."""
-        self.stopped.set()
-        with self._lock:
-            idle = self._idle
-            self._idle = []
-            # Killed alone: the threads that use them close them when they give them back.
-            for process in self._busy:
-                process.kill()
-        for process in idle:
-            process.close()
-
-
 class _Job(NamedTuple):
     """What one call is about."""
 
-    tasks: Sequence[PlanTask]
+    planner: Planner
     version: str
-    pool: _Pool
+    timeout_s: float
     cache: PlanCache
-    use_val: bool
 
     def key(self, task: PlanTask) -> str:
         """Hash what the result depends on."""
@@ -245,138 +172,101 @@ class _Job(NamedTuple):
         content = "\0".join((task.domain_pddl, task.problem_pddl, self.version))
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def record(self, key: str, task: PlanTask) -> Record:
-        """Return the result of a task: from the cache, or found now and recorded."""
-        cached = self.cache.get(key, self.pool.timeout_s)
-        # The file may be older than the validators are: its plans are checked again.
-        if cached is not None and (
-            cached.plan is None or self._objection(task, cached.plan) is None
-        ):
+    def known_record(self, key: str, task: PlanTask) -> Record | None:
+        """Return the result of a task that no planner has to be asked about."""
+        cached = self.cache.get(key, self.timeout_s)
+        # The file may be older than the validator is: its plans are checked again.
+        if cached is not None and (cached.plan is None or _objection(task, cached.plan) is None):
             return cached
-        record = self._solved(task)
-        # Else its planner was killed, through no fault of the problem
-        if not self.pool.stopped.is_set():
-            self.cache.add(key, record, id=task.id, planner=self.version)
-        return record
-
-    def _solved(self, task: PlanTask) -> Record:
         # Read here first: a planner's words about a text that is no PDDL are of no use.
-        reason = _unreadable(task)
-        seconds = 0.0
-        plan = None
-        if reason is None:
-            try:
-                (plan, reason), seconds = self.pool.solve(task)
-            except OSError as error:  # too many processes or files for a moment
-                reason = f"crash: {error}"
-        if plan is not None:
-            reason = self._objection(task, plan)
-        return Record(
-            plan if reason is None else None, reason, round(seconds, 3), self.pool.timeout_s
-        )
+        reason = _objection(task, None)
+        return None if reason is None else Record(None, reason, 0.0, self.timeout_s)
 
-    def _objection(self, task: PlanTask, plan: tuple[Action, ...]) -> str | None:
-        """Say what the validators have against a plan; None for nothing."""
-        try:
-            verdict = execute(
-                parse_problem(task.problem_pddl, parse_domain(task.domain_pddl)), plan
-            )
-            if not verdict.valid:
-                return _invalid("invalid plan", verdict)
-            if self.use_val:
-                verdict = run_val(task.domain_pddl, task.problem_pddl, plan)
-                return None if verdict.valid else _invalid("invalid plan for VAL", verdict)
-        except PddlError as error:
-            return f"unsupported: {error}"
-        except ValidatorError as error:
-            return f"crash: {error}"
-        return None
+    def record(self, key: str, task: PlanTask, answer: PlannerAnswer, seconds: float) -> Record:
+        """Check what a planner has found, and put it down."""
+        plan, reason = answer
+        if plan is not None:
+            reason = _objection(task, plan)
+        record = Record(plan if reason is None else None, reason, seconds, self.timeout_s)
+        self.cache.add(key, record, id=task.id, planner=self.version)
+        return record
 
     def result(self, task: PlanTask, record: Record) -> PlanResult:
         """Turn a record into the answer to a task."""
-        optimal = self.pool.planner.optimal and record.plan is not None
+        optimal = self.planner.optimal and record.plan is not None
         return PlanResult(
             task.id, record.plan, self.version, record.seconds, optimal, record.reason
         )
 
 
-def _unreadable(task: PlanTask) -> str | None:
+def _objection(task: PlanTask, plan: tuple[Action, ...] | None) -> str | None:
+    """Say what is wrong with a problem, or else with a plan for it; None for nothing."""
     try:
-        parse_problem(task.problem_pddl, parse_domain(task.domain_pddl))
+        problem = parse_problem(task.problem_pddl, parse_domain(task.domain_pddl))
+        verdict = None if plan is None else execute(problem, plan)
     except UnsupportedPddlError as error:
         return f"unsupported: {error}"
     except PddlError as error:
         return f"unreadable: {error}"
-    return None
+    if verdict is None or verdict.valid:
+        return None
+    return f"invalid plan{verdict.write_fault()}"
 
 
-def _invalid(kind: str, verdict: PlanVerdict) -> str:
-    if verdict.error in (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT):
-        return f"crash: {verdict.error}"
-    return f"{kind}{verdict.write_fault()}"
-
-
-def _results(job: _Job, workers: int, progress: Progress | None) -> Iterator[PlanResult]:
+def _results(job: _Job, tasks: Sequence[PlanTask], workers: int) -> Iterator[PlanResult]:
     """Yield results in the order of the tasks.
 
-    Threads take distinct tasks from one queue and put records into another, in any order; this generator holds back
-    those that are not next. All is ended in its `finally`, which also runs when the caller gives up: an abandoned
-    iterator, Ctrl-C, or an error in a thread, which is passed through the queue and raised here.
+    Planners work at the same time, each on one of the distinct tasks; what they find is kept until it is next. All is
+    ended in the `finally`, which also runs when the caller gives up: an abandoned iterator, or Ctrl-C.
     """
-    keys = list(map(job.key, job.tasks))
-    n_tasks_of_key = Counter(keys)
-    distinct = dict(zip(keys, job.tasks, strict=True))
-    finished: queue.SimpleQueue[tuple[str, Record | Exception]] = queue.SimpleQueue()
-    threads = _start_threads(job, distinct, min(workers, len(distinct)), finished)
+    keys = list(map(job.key, tasks))
+    waiting = deque(dict(zip(keys, tasks, strict=True)).items())
     records: dict[str, Record] = {}
-    n_finished = 0
+    idle: list[PlannerProcess] = []
+    busy: dict[PlannerProcess, tuple[str, PlanTask]] = {}
+
+    def start_next() -> None:
+        """Take the next task, which a planner is asked about unless its result is known."""
+        key, task = waiting.popleft()
+        known = job.known_record(key, task)
+        if known is not None:
+            records[key] = known
+            return
+        if not idle:
+            idle.append(PlannerProcess(job.planner.engine, job.planner.arguments))
+        process = idle.pop()
+        busy[process] = (key, task)
+        process.ask(task.domain_pddl, task.problem_pddl, job.timeout_s)
+
+    def receive(process: PlannerProcess) -> None:
+        reply = process.receive()
+        if reply is not None:
+            key, task = busy.pop(process)
+            records[key] = job.record(key, task, *reply)
+            if process.is_alive:
+                idle.append(process)
+
     try:
-        for key, task in zip(keys, job.tasks, strict=True):
+        for key, task in zip(keys, tasks, strict=True):
             while key not in records:
-                finished_key, record = finished.get()
-                if isinstance(record, Exception):
-                    raise record
-                records[finished_key] = record
-                n_finished += n_tasks_of_key[finished_key]
-                if progress is not None:
-                    progress(n_finished, len(keys))
+                if waiting and len(busy) < workers:
+                    start_next()
+                else:
+                    for process in _wait_for_any(list(busy)):
+                        receive(process)
             yield job.result(task, records[key])
     finally:
-        job.pool.stop()
-        # Only then is nobody left who may write into the cache.
-        for thread in threads:
-            thread.join()
+        for process in (*idle, *busy):
+            process.close()
         job.cache.close()
 
 
-def _start_threads(
-    job: _Job,
-    distinct: dict[str, PlanTask],
-    count: int,
-    finished: "queue.SimpleQueue[tuple[str, Record | Exception]]",
-) -> list[threading.Thread]:
-    """Start threads, which are enough: the work is in the planners' processes; Python's end does not wait for them."""
-    # Filled before any thread starts, so that an empty queue is the end.
-    waiting: queue.SimpleQueue[tuple[str, PlanTask]] = queue.SimpleQueue()
-    for item in distinct.items():
-        waiting.put(item)
-
-    def work() -> None:
-        while not job.pool.stopped.is_set():
-            try:
-                key, task = waiting.get_nowait()
-            except queue.Empty:
-                return
-            # An error of a thread would be lost, and the caller wait for ever.
-            try:
-                finished.put((key, job.record(key, task)))
-            except Exception as error:
-                finished.put((key, error))
-
-    threads = [
-        threading.Thread(target=work, name=f"planner-{number}", daemon=True)
-        for number in range(count)
+def _wait_for_any(processes: Sequence[PlannerProcess]) -> list[PlannerProcess]:
+    """Wait for the first process that has answered, ended or run out of time; return all such processes."""
+    seconds = min(process.deadline for process in processes) - time.monotonic()
+    answered = wait([process.connection for process in processes], max(0.0, seconds))
+    return [
+        process
+        for process in processes
+        if process.connection in answered or process.deadline <= time.monotonic()
     ]
-    for thread in threads:
-        thread.start()
-    return threads

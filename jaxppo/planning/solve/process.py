@@ -1,13 +1,11 @@
 """A planner in a separate process, which is killed, with all that it started, when it takes too long.
 
-The process is started afresh and not forked, as JAX has threads. Requests and answers are lines of JSON on its
-standard input and output; what the planner itself prints goes nowhere, but for the last words of one that dies. A
-process whose parent is gone ends itself and its children.
+The process is started afresh and not forked, as JAX has threads. What the planner prints goes nowhere, but for the last
+words of one that dies. A process whose parent is gone ends itself and its children.
 """
 
 import contextlib
 import importlib
-import json
 import os
 import queue
 import shutil
@@ -18,6 +16,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import Pipe
+from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ConfigError
@@ -26,12 +26,15 @@ from jaxppo.planning.subprocesses import kill_group
 
 if sys.platform == "linux":
     import resource
+if sys.platform == "win32":
+    from multiprocessing.connection import PipeConnection as Connection
+else:
+    from multiprocessing.connection import Connection
 
 _START_S = 120.0
 """Seconds for a process to start and import its planner."""
-_END_S = 2.0
-"""Seconds for a process that has no more to say to end."""
-_MIB = 1 << 20
+_MAX_MEMORY = 4 << 30
+"""Bytes of address space of each process of a planner (Linux only)."""
 
 
 class PlannerProcess:
@@ -39,110 +42,85 @@ class PlannerProcess:
 
     Args:
         engine: `module:class` of what makes the engine; modules on the caller's `sys.path` are found.
-        arguments: what the class is called with; plain JSON values.
-        memory_mib: address space of each process of it (Linux only).
+        arguments: what the class is called with.
 
-    Raises:
-        ConfigError: the engine cannot be imported or made.
+    Attributes:
+        connection: can be read when `receive` has something to return.
+        deadline: when the process is to be killed, by `time.monotonic`.
+        is_alive: whether it can be asked again.
     """
 
-    def __init__(self, engine: str, arguments: Sequence[Any] = (), memory_mib: int | None = None):
+    def __init__(self, engine: str, arguments: Sequence[Any]):
+        self._engine = engine
         self._folder = tempfile.TemporaryDirectory(
             prefix="jaxppo-planner-", ignore_cleanup_errors=True
         )
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 # it lives as long as the process
-        self._killed = False
-        self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "jaxppo.planning.solve.process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            cwd=self._folder.name,
-            env=_environment(self._folder.name),
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # what it starts is killed with it
-        )
+        self.connection, child_connection = Pipe()
+        handle = child_connection.fileno()
+        if sys.platform == "win32":
+            os.set_handle_inheritable(handle, True)
+        self._last_words = Path(self._folder.name, "stderr")
+        with self._last_words.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(handle)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                cwd=self._folder.name,
+                env=_environment(self._folder.name),
+                start_new_session=True,  # what it starts is killed with it
+                close_fds=sys.platform != "win32",
+                pass_fds=() if sys.platform == "win32" else (handle,),
+            )
+        # So that the end of the process is the end of the connection.
+        child_connection.close()
+        self.connection.send((engine, arguments, self._folder.name))
         self.is_alive = True
+        self._is_ready = False
+
+    def ask(self, domain_pddl: str, problem_pddl: str, timeout_s: float) -> None:
+        """Have a problem solved; `receive` returns the answer."""
+        self._timeout_s = timeout_s
         # Imports of a planner take seconds, which count for no problem.
-        setup = {
-            "engine": engine,
-            "arguments": arguments,
-            "memory_mib": memory_mib,
-            "folder": self._folder.name,
-        }
-        ready = self._exchange(setup, _START_S)
-        if "ready" not in ready:
-            reason = ready.get("reason") or f"no answer within {_START_S:g} s"
-            self.close()
-            raise ConfigError(f"planner: expected a process that makes {engine}, got {reason}")
+        self.deadline = time.monotonic() + (timeout_s if self._is_ready else _START_S)
+        with contextlib.suppress(OSError):  # it has ended, which `receive` finds out
+            self.connection.send((domain_pddl, problem_pddl))
 
-    def ask(
-        self, domain_pddl: str, problem_pddl: str, timeout_s: float
-    ) -> tuple[PlannerAnswer, float]:
-        """Have a problem solved; the process is gone afterwards where it took too long or died.
+    def receive(self) -> tuple[PlannerAnswer, float] | None:
+        """Return the answer, and the seconds that the planner took; None where it was only made ready.
 
-        Returns:
-            The answer, and the seconds that the planner took.
+        The process is gone afterwards where it took too long or died.
+
+        Raises:
+            ConfigError: the engine cannot be imported or made.
         """
-        start = time.monotonic()
-        reply = self._exchange({"domain": domain_pddl, "problem": problem_pddl}, timeout_s)
-        seconds = reply.get("seconds", time.monotonic() - start)
-        plan = reply.get("plan")
-        if plan is not None:
-            return PlannerAnswer(tuple(map(tuple, plan)), reply.get("reason")), seconds
-        # The reply of a process that was killed says only that it has ended.
-        return PlannerAnswer(None, "timeout" if self._killed else reply.get("reason")), seconds
-
-    def _exchange(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Send a line and wait for one; what comes instead of it is a reason."""
-        # Reading a pipe has no time limit of its own: killing the writer ends it.
-        killer = threading.Timer(limit_s, self.kill)
-        killer.daemon = True
-        killer.start()
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
-        except (OSError, ValueError):  # it has ended
-            self.is_alive = False
-            return {"reason": self._end_reason()}
-        finally:
-            # Joined: whether it has killed the process must be settled before the next line.
-            killer.cancel()
-            killer.join()
-            self.is_alive = self.is_alive and not self._killed
-
-    def _end_reason(self) -> str:
-        """Say how the process ended: by which signal or status, and with which last line of its standard error."""
-        _let_end(self._process.pid)
-        with self._lock:
-            kill_group(self._process)  # its children
-            code = self._process.wait()
-        reason = "crash: the planner's process ended with "
-        reason += f"signal {-code}" if code < 0 else f"status {code}"
-        self._stderr.seek(max(0, os.fstat(self._stderr.fileno()).st_size - 4096))
-        lines = self._stderr.read().decode("utf-8", "replace").split("\n")
-        for line in reversed(lines):
-            if line.strip():
-                return f"{reason} ({line.strip()[:200]})"
-        return reason
-
-    def kill(self) -> None:
-        """End the process and all that it started, now; any thread may do it."""
-        with self._lock:
-            self._killed = True
+            if not self.connection.poll():
+                self.close()
+                return PlannerAnswer(None, "timeout"), self._timeout_s
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            # Its status is settled by now; its children may still be there.
             kill_group(self._process)
+            reason = _end_reason(self._process.wait(), self._last_words)
+            self.close()
+            return PlannerAnswer(None, reason), 0.0
+        if isinstance(message, str):
+            self.close()
+            raise ConfigError(
+                f"planner: expected a process that makes {self._engine}, got {message}"
+            )
+        if message is None:
+            self._is_ready = True
+            self.deadline = time.monotonic() + self._timeout_s
+        return message
 
     def close(self) -> None:
-        """End the process and clean up after it."""
-        self.kill()
+        """End the process and all that it started, and clean up after it."""
         self.is_alive = False
-        with contextlib.suppress(OSError):
-            self._process.communicate()
-        self._stderr.close()
+        self.connection.close()
+        kill_group(self._process)
+        self._process.wait()
         self._folder.cleanup()
 
 
@@ -155,98 +133,58 @@ def _environment(folder: str) -> dict[str, str]:
     # The order of a set of texts would be another one in each process, and with it a planner's
     # plan.
     environment["PYTHONHASHSEED"] = "0"
-    environment["PYTHONIOENCODING"] = "utf-8"
     return environment
 
 
-def _let_end(pid: int) -> None:
-    """Give a process that has closed its output a moment to end by itself; its number stays taken."""
-    # Its status says more than the signal of whoever kills it first, and its last words are then
-    # complete.
-    deadline = time.monotonic() + _END_S
-    while hasattr(os, "waitid") and time.monotonic() < deadline:
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-            return
-        time.sleep(0.01)
+def _end_reason(code: int, last_words: Path) -> str:
+    """Say how a process ended: by which signal or status, and with which last line of its standard error."""
+    end = f"signal {-code}" if code < 0 else f"status {code}"
+    words = last_words.read_text(encoding="utf-8", errors="replace").strip()
+    last_line = words.rpartition("\n")[2]
+    return f"crash: the planner's process ended with {end} ({last_line[:200]})"
 
 
 # ---------------------------------------------------------------------------------------------------- in the process
 
 
-def _serve() -> None:
-    requests = _Requests()
-    # The real output is kept for replies; whatever prints finds another one in its place.
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
-        _redirect(os.devnull, 1)  # answers only, whatever a planner prints
+def _serve(handle: str) -> None:
+    """Solve one problem after the other until the connection ends."""
+    connection = Connection(int(handle))
+    engine_path, arguments, folder = connection.recv()
+    requests: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+    # A thread of its own, so that the end of the parent is noticed while a planner works.
+    reader = threading.Thread(target=_read, args=(connection, folder, requests), daemon=True)
+    reader.start()
+    if sys.platform == "linux":
+        # Where a lower limit holds already, the system refuses this one.
+        with contextlib.suppress(ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
+    # Any error, as engines are others' code; the parent turns it into one of the settings.
+    try:
+        module, _, name = engine_path.partition(":")
+        engine = getattr(importlib.import_module(module), name)(*arguments)
+    except Exception as error:
+        connection.send(_describe(error))
+        return
+    connection.send(None)
+    while True:
+        problem = requests.get()
+        start = time.monotonic()
+        answer = _call(engine, *problem)
+        connection.send((answer, round(time.monotonic() - start, 3)))
 
-        def send(**reply: Any) -> None:
-            print(json.dumps(reply), file=out, flush=True)
 
-        setup = requests.next()
-        requests.folder = setup["folder"]
-        _limit_memory(setup["memory_mib"])
-        # Any error, as engines are others' code; the parent turns it into one of the settings.
-        try:
-            engine = _make(setup["engine"], setup["arguments"])
-        except Exception as error:
-            send(reason=_reason(error))
-            return
-        send(ready=True)
+def _read(
+    connection: Connection, folder: str, requests: "queue.SimpleQueue[tuple[str, str]]"
+) -> None:
+    with contextlib.suppress(EOFError, OSError):
         while True:
-            request = requests.next()
-            start = time.monotonic()
-            answer = _call(engine, request["domain"], request["problem"])
-            send(plan=answer.plan, reason=answer.reason, seconds=round(time.monotonic() - start, 3))
-
-
-class _Requests:
-    """The lines of the standard input, which planners do not get to see; its end is the end of this process.
-
-    Attributes:
-        folder: what goes with it.
-    """
-
-    def __init__(self):
-        self.folder: str | None = None
-        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._input = os.fdopen(os.dup(0), encoding="utf-8")
-        _redirect(os.devnull, 0)
-        # A thread of its own, so that the end of the input is noticed while a planner works.
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def next(self) -> dict[str, Any]:
-        return json.loads(self._waiting.get())
-
-    def _read(self) -> None:
-        for line in self._input:
-            self._waiting.put(line)
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        if hasattr(os, "killpg"):
-            # The planner's children, too: nobody waits for them any more
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-
-def _redirect(path: str, descriptor: int) -> None:
-    target = os.open(path, os.O_RDWR)
-    os.dup2(target, descriptor)
-    os.close(target)
-
-
-def _limit_memory(memory_mib: int | None) -> None:
-    if memory_mib is not None and sys.platform == "linux":
-        _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-        limit = memory_mib * _MIB
-        # The system refuses a limit above the hard one.
-        if hard_limit != resource.RLIM_INFINITY:
-            limit = min(limit, hard_limit)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
-
-
-def _make(engine: str, arguments: Sequence[Any]) -> Engine:
-    module, _, name = engine.partition(":")
-    return getattr(importlib.import_module(module), name)(*arguments)
+            requests.put(connection.recv())
+    shutil.rmtree(folder, ignore_errors=True)
+    if sys.platform != "win32":
+        # The planner's children, too: nobody waits for them any more.
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _call(engine: Engine, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
@@ -255,13 +193,13 @@ def _call(engine: Engine, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
     except MemoryError:
         return PlannerAnswer(None, "memory")
     except Exception as error:
-        return PlannerAnswer(None, f"crash: {_reason(error)}")
+        return PlannerAnswer(None, f"crash: {_describe(error)}")
 
 
-def _reason(error: Exception) -> str:
-    line = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {line[:300]}" if line else type(error).__name__
+def _describe(error: Exception) -> str:
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line[:300]}"
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

@@ -5,7 +5,6 @@ import io
 import json
 import random
 import re
-import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -114,14 +113,10 @@ def test_test_obfuscated_is_test_in_other_words(built, rows):
     assert all(row["obfuscation"] is None and row["paired_id"] is None for row in rows["train"])
 
 
-def test_the_report_counts_what_became_of_every_draw_and_the_vocabulary_has_all_words(built, rows):
+def test_the_report_and_the_vocabulary_which_has_all_words(built, rows):
     folder, _, report = built
     assert report == json.loads((folder / "report.json").read_text())
-    assert report["leaks"]["leaks"] == 0 and report["leaks"]["paired"] == 4 and report["rejected"] == {}
-    for own in report["draws"].values():
-        for figures in own.values():
-            assert figures["draws"] == sum(count for name, count in figures.items() if name not in ("draws", "solved"))
-            assert figures["solved"] == figures["rows"] + figures["other length"]
+    assert report["leaks"]["leaks"] == 0 and report["rejected"] == {}
     # The words of all problems that the domains may make.
     words = {*json.loads((folder / "vocabulary.json").read_text())}
     assert {"<pad>", "<eos>"}.union(*(DOMAINS[domain].names for domain in ("gripper", "blocksworld", "hanoi"))) <= words
@@ -134,7 +129,7 @@ def test_the_terminal_shows_progress_and_the_result_and_the_settings_are_kept(bu
     folder, shown, _ = built
     assert "row 1 of 26  gripper train 1/4" in shown and "row 26 of 26" in shown
     assert re.search(r"test_unseen +hanoi +2 ", shown)
-    assert "20 pairs" in shown and "4 problems are in both" in shown and str(folder) in shown
+    assert "20 pairs" in shown and str(folder) in shown
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["domains"] == ["gripper", "blocksworld"] and settings["seed"] == 0
     assert settings["workers"] is None and "output_dir" not in settings
@@ -142,7 +137,7 @@ def test_the_terminal_shows_progress_and_the_result_and_the_settings_are_kept(bu
 
 def test_a_stopped_build_goes_on_to_the_same_bytes_however_the_work_is_cut(built, tmp_path, monkeypatch, capsys):
     folder, real = tmp_path / "data", build.find_plans
-    flags = [*shlex.split(built[2]["how"])[3:], "--output_dir", str(folder)]
+    flags = ["build", "--config", str(built[0] / "config.yaml"), "--output_dir", str(folder)]
 
     def stopped(tasks, **settings):
         for number, result in enumerate(real(tasks, **settings)):
@@ -168,13 +163,10 @@ def test_a_stopped_build_goes_on_to_the_same_bytes_however_the_work_is_cut(built
 
 
 def test_another_seed_gives_other_problems(rows, tmp_path):
-    make(tmp_path, **ALONE, seed=1, optimal_planner="builtin-optimal")
+    make(tmp_path, **ALONE, seed=1)
     other = read_split(tmp_path, "train")
     assert not {row["prompt"] for row in other} & {row["prompt"] for row in rows["train"]}
     assert not (tmp_path / "test.jsonl").exists()
-    # Optimal costs come from the second planner, plans from the first one.
-    assert all(0 < row["optimal_cost"] <= row["plan_length"] for row in other)
-    assert any(row["planner"] == "builtin 2" for row in other)
 
 
 def test_more_rows_begin_with_the_same_rows_and_copies_are_the_same_problems_in_other_names(rows, tmp_path):
@@ -206,11 +198,14 @@ def test_rl_may_have_other_lengths_and_a_domain_other_sizes(tmp_path):
     assert longest["train"] <= 6 < longest["rl"] <= 10
 
 
-def test_a_finished_folder_is_left_alone_and_the_command_in_its_report_is_that_of_its_settings(built):
+def test_a_finished_folder_is_left_alone_and_the_command_in_its_report_takes_its_settings(built):
+    assert built[2]["how"] == "python -m jaxppo.planning build --config config.yaml"
+    # As an earlier version has left it.
+    with (built[0] / "config.yaml").open("a") as settings:
+        settings.write("file_format: jsonl\noptimal_planner: null\n")
     before = snapshot(built[0])
-    command = shlex.split(built[2]["how"])
-    assert command[:4] == ["python", "-m", "jaxppo.planning", "build"]
-    config = parse_cli(BuildConfig, "planning build", [*command[4:], "--output_dir", str(built[0])])
+    flags = ["--config", str(built[0] / "config.yaml"), "--output_dir", str(built[0])]
+    config = parse_cli(BuildConfig, "planning build", flags)
     shown = io.StringIO()
     assert build_dataset(config, Console(file=shown)) == {} and shown.getvalue().startswith("finished")
     assert make(built[0], workers=1)[1] == {}
@@ -238,9 +233,9 @@ def test_a_split_that_cannot_be_filled_is_reported_and_the_rest_written(tmp_path
     # Of the 5 - 2 problems of two blocks and the 29 - 3 of three that are no plan of length 0, three fifths are here.
     assert 5 < len(forms) < 29
     shortfall = f"train of blocksworld: {len(forms)} of 30 rows"
-    assert report["shortfalls"] == [shortfall] and report["splits"]["train"]["gripper"]["rows"] == 30
+    assert report["shortfalls"] == [f"{shortfall}, as 60 draws in a row may not enter it"]
+    assert report["splits"]["train"]["gripper"]["rows"] == 30
     assert shortfall in shown and shortfall in (tmp_path / "README.md").read_text()
-    assert "60 draws" in shown
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
@@ -261,18 +256,16 @@ def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on_or_giv
         return
     shown, report = make(tmp_path, **ALONE)
     listed = [json.loads(line) for line in (tmp_path / "rejected.jsonl").read_text().splitlines()]
-    failed = report["draws"]["train"]["gripper"]["failed"]
+    failed = len(listed)
     assert len(read_split(tmp_path, "train")) == 4 and report["rejected"] == {"timeout": failed}
-    assert len(listed) == failed > 0 and f"timeout {failed}" in shown
+    assert failed > 0 and f"timeout {failed}" in shown
     assert {entry["reason"] for entry in listed} == {"timeout"} and listed[0]["source"].endswith(" of seed 0")
 
 
 BAD_SETTINGS = {
     "domains": [("chess",), ("gripper", "gripper")],
     "unseen_domains": [("go",), ("gripper",)],
-    "obfuscated_domains": [("hanoi",)],
     "planner": ["magic"],
-    "optimal_planner": ["builtin"],
     "n_train": [-1],
     "n_renamings": [-1],
     "short_lengths": ["16-3"],

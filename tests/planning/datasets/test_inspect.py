@@ -1,6 +1,5 @@
 """`python -m jaxppo.planning inspect`: the figures of a data set, and whatever is wrong with its rows."""
 
-import json
 import shutil
 
 import pytest
@@ -22,7 +21,6 @@ from tests.planning.import_samples import (
     pipe_problem,
     write_files,
 )
-from tests.planning.val_oracle import needs_val
 
 SIZES = range(3, 8)
 
@@ -59,23 +57,18 @@ def change(dataset, index, **columns):
     write_jsonl(rows, dataset / "test.jsonl")
 
 
-def test_inspect_data_finds_nothing_wrong_and_shows_figures_and_rows(dataset, tmp_path, capsys):
+def test_inspect_data_finds_nothing_wrong_and_shows_figures_and_rows(dataset, capsys):
     before = snapshot(dataset)
-    flags = {"dataset": dataset, "splits": "test", "show": 2, "json": tmp_path / "found.json"}
-    run(["inspect", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))])
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["wrong"] == []
-    assert found["leaks"]["leaks"] == 0
-    lamps, pipes = (found["splits"]["test"][domain] for domain in ("lamps", "pipes"))
+    figures = inspect_data(InspectConfig(dataset=str(dataset)), Console(quiet=True))
+    run(["inspect", "--dataset", str(dataset), "--show", "2"])
+    lamps, pipes = (figures["test"][domain] for domain in ("lamps", "pipes"))
     assert lamps["rows"] == pipes["rows"] == len(SIZES)
     assert lamps["plan_length"] == {"min": 3, "median": 5, "max": 7}
     assert pipes["plan_length"] == {"min": 2, "median": 2, "max": 2}
     assert lamps["n_objects"] == {"min": 3, "median": 5, "max": 7}
-    # <init>, "lamp l0", n - 1 times "; next a b", <goal>, "on l", <plan>
-    assert lamps["prompt_words"] == {key: 7 + 4 * (n - 1) for key, n in (("min", 3), ("median", 5), ("max", 7))}
     assert lamps["planners"] == {"given": len(SIZES)}
     shown = capsys.readouterr().out
-    assert "all right" in shown and all(word in shown for word in ("lamps", "pipes", "3 / 5 / 7", "given"))
+    assert "all right" in shown and all(word in shown for word in ("lamps", "pipes", "3-5-7"))
     assert "<init> lamp l0 ; next l0 l1 ; next l1 l2 <goal> on l2 <plan>" in shown
     assert "-> switch-on l0 ; pass l0 l1 ; pass l1 l2" in shown and shown.count("-> ") == 2
     assert snapshot(dataset) == before
@@ -113,8 +106,6 @@ def test_inspect_data_finds_what_is_wrong_with_the_whole(dataset, capsys):
         ("lamps/p5", "2"),
         ("lamps/p4", "2"),
         ("leaks", "2"),
-        ("test", "10", "11"),
-        ("train", "0", "1"),
     ]
     shown = wrong_after(dataset, capsys)
     assert len(shown) == len(expected)
@@ -126,28 +117,8 @@ def test_inspect_data_shows_splits_in_their_usual_order(dataset):
     rows = read_jsonl(dataset / "test.jsonl")
     for number, split in enumerate(("mine", "rl", "test", "train")):
         write_jsonl([{**row, "split": split} for row in rows[number::4]], dataset / f"{split}.jsonl")
-    (dataset / "report.json").unlink()
     found = inspect_data(InspectConfig(dataset=str(dataset)), Console(quiet=True))
-    assert list(found["splits"]) == ["train", "rl", "test", "mine"]
-
-
-def test_inspect_data_lists_no_more_than_a_screen_and_all_in_json(dataset, tmp_path, capsys):
-    rows = read_jsonl(dataset / "test.jsonl")
-    spoiled = [{**row, "plan_length": 99, "n_objects": 99, "prompt": "x"} for row in rows]
-    write_jsonl(spoiled, dataset / "test.jsonl")
-    shown = wrong_after(dataset, capsys, json=str(tmp_path / "found.json"))
-    assert len(shown) == 21
-    assert shown[-1].startswith("10 more") and "--json" in shown[-1]
-    assert len(json.loads((tmp_path / "found.json").read_text())["wrong"]) == 30
-
-
-@needs_val
-def test_inspect_data_asks_val(dataset, capsys):
-    assert inspect_data(InspectConfig(dataset=str(dataset), validator="val"), Console(quiet=True))["wrong"] == []
-    capsys.readouterr()
-    change(dataset, 9, reference_plan=pipe_plan(7)[1:])
-    last = wrong_after(dataset, capsys, validator="val", splits=("test",))[-1]
-    assert last == "test/pipes/p7: reference_plan: invalid plan at step 1: precondition (open p6) (VAL)"
+    assert list(found) == ["train", "rl", "test", "mine"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +127,6 @@ def test_inspect_data_asks_val(dataset, capsys):
         ({}, "dataset.*None"),
         ({"dataset": "nowhere"}, "dataset.*'nowhere'"),
         ({"dataset": "."}, "dataset.*jsonl"),
-        ({"dataset": "data", "splits": ("test", "rl")}, "splits.*rl"),
     ],
 )
 def test_inspect_data_refuses_settings_that_do_not_fit(settings, named, dataset, monkeypatch):

@@ -62,8 +62,6 @@ def test_find_leaks_finds_nothing_where_there_is_nothing_and_names_unseen_domain
     assert found == {
         "leaks": 0,
         "pairs": {"train / rl": none, "train / test": none, "rl / test": none},
-        "paired": 0,
-        "repeated": {"train": 0, "rl": 0, "test": 0},
         "touching_bands": [],
         "seen_domains": [],
     }
@@ -81,7 +79,7 @@ def test_find_leaks_counts_equal_prompts_and_problems_whatever_the_names_and_eac
     assert found["pairs"]["train / rl"] == {"problems": 1, "prompts": 0} and found["leaks"] == 1
     splits["rl"].append(ferry_row("rl", PROBLEMS[0], 2))
     found = find_leaks(splits, {})
-    assert found["pairs"]["train / rl"]["problems"] == 1 and found["repeated"]["rl"] == 1
+    assert found["pairs"]["train / rl"]["problems"] == 1
 
 
 @pytest.mark.parametrize("style", ["random", "deceptive"])
@@ -89,10 +87,10 @@ def test_find_leaks_turns_obfuscated_rows_back_whose_words_it_needs(splits, styl
     splits["test_obfuscated"], mappings = [None], None
     splits["test_obfuscated"][0], mappings = in_other_words(splits["test"][1], style=style)
     found = find_leaks(splits, mappings)
-    assert found["paired"] == 1 and found["leaks"] == 0 and "test / test_obfuscated" not in found["pairs"]
+    assert found["leaks"] == 0 and "test / test_obfuscated" not in found["pairs"]
     splits["test_obfuscated"][0], mappings = in_other_words(splits["train"][0], style=style)
     found = find_leaks(splits, mappings)
-    assert found["paired"] == 0 and found["pairs"]["train / test_obfuscated"]["problems"] == found["leaks"] == 1
+    assert found["pairs"]["train / test_obfuscated"]["problems"] == found["leaks"] == 1
     with pytest.raises(DataError, match=rf"test_obfuscated-0.*'{style}'"):
         find_leaks(splits, {})
 

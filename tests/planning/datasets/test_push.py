@@ -20,7 +20,7 @@ def push(folder, *flags):
 
 def test_a_pushed_data_set_comes_back_as_it_was(hub, tmp_path, capsys):
     folder, rows = tmp_path / "data", {"train": [row("train", 0), row("train", 1)], "test": [row("test", 0)]}
-    write(folder, rows, file_format="both")
+    write(folder, rows)
     (folder / "notes.txt").write_text("mine")  # what jaxppo has not written stays here
     push(folder, "--private")
     shown = capsys.readouterr()
@@ -28,21 +28,21 @@ def test_a_pushed_data_set_comes_back_as_it_was(hub, tmp_path, capsys):
     assert list(hub.repos) == ["datasets/me/plans"] and hub.repos["datasets/me/plans"].private
     pulled = tmp_path / "pulled"
     snapshot_download("me/plans", repo_type="dataset", local_dir=pulled)
-    names = FILES | {f"{split}.{suffix}" for split in rows for suffix in ("jsonl", "parquet")}
+    names = FILES | {f"{split}.jsonl" for split in rows}
     assert contents(pulled.iterdir()) == contents(folder / name for name in names)
     assert {split: read_split(pulled, split) for split in rows} == rows
 
 
 def test_pushing_again_takes_away_splits_that_are_gone(hub, tmp_path, capsys):
     write(tmp_path / "first", {"train": [row("train", 0)], "test": [row("test", 0)]})
-    write(tmp_path / "second", {"test": [row("test", 0)]}, file_format="parquet")
+    write(tmp_path / "second", {"test": [row("test", 1)]})
     push(tmp_path / "first")
     repo = hub.repos["datasets/me/plans"]
     repo.files |= {"train.csv": b"theirs", "others.jsonl": b"theirs"}
     push(tmp_path / "second")
-    assert repo.files.keys() == FILES | {"test.parquet", "train.csv", "others.jsonl"} and len(repo.commits) == 2
+    assert repo.files.keys() == FILES | {"test.jsonl", "train.csv", "others.jsonl"} and len(repo.commits) == 2
     push(tmp_path / "second")
-    assert repo.files["test.parquet"] == (tmp_path / "second" / "test.parquet").read_bytes()
+    assert repo.files["test.jsonl"] == (tmp_path / "second" / "test.jsonl").read_bytes()
     assert capsys.readouterr().out.count(f"{hub.url}/datasets/me/plans") == 3
 
 

@@ -17,7 +17,6 @@ from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_plans, planner_version
 from jaxppo.planning.solve.search import solve
-from jaxppo.planning.validate.val import find_val
 from tests.processes import is_running, wait_until
 
 needs_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
@@ -61,7 +60,7 @@ class Fake:
             os.write(1, b"native output")
             assert sys.stdin.read() == ""
         if kind == "hungry":
-            bytearray(2 << 30)
+            bytearray(5 << 30)
         if kind == "wrong":
             return PlannerAnswer((("pick-up", "nobody"),))
         return PlannerAnswer(solve(parsed)[:-1] if kind == "partial" else solve(parsed))
@@ -116,9 +115,7 @@ def test_find_plans_solves_in_order(planner):
       (:action a :parameters () :precondition (or (p) (q)) :effect (and (q) (not (p)))))"""
     beyond = PlanTask("beyond", disjunctive, "(define (problem p) (:domain d) (:init (p)) (:goal (q)))")
     tasks = [*(task(f"p{number}", 2 + number) for number in range(4)), UNSOLVABLE, beyond]
-    done = []
-    settings = {"planner": planner, "workers": 2, "use_val": find_val() is not None}
-    results = list(find_plans(tasks, **settings, progress=lambda *counts: done.append(counts)))
+    results = list(find_plans(tasks, planner=planner, workers=2))
     assert [result.id for result in results] == [one.id for one in tasks]
     for one, result in zip(tasks[:4], results, strict=False):
         problem = parse_problem(one.problem_pddl, parse_domain(one.domain_pddl))
@@ -126,20 +123,6 @@ def test_find_plans_solves_in_order(planner):
         assert result.reason is None and result.optimal is (planner == "builtin-optimal")
     assert {result.planner for result in results} == {planner_version(planner)}
     assert results[4].reason == "unsolvable" and results[5].reason.startswith("unsupported: ")
-    assert done == [(number, 6) for number in range(1, 7)]
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("print('Plan failed to execute\\nFailed plans:'); sys.exit(1)", "invalid plan for VAL"),
-        ("os.abort()", "crash: validator_crash"),
-    ],
-)
-def test_find_plans_takes_val_at_its_word(fake, fake_val, body, reason):
-    fake_val(body)
-    (result,) = find_plans([task("p")], planner="fake", use_val=True)
-    assert result.plan is None and result.reason.startswith(reason)
 
 
 def test_find_plans_failures_are_results_with_reasons(fake):
@@ -147,7 +130,7 @@ def test_find_plans_failures_are_results_with_reasons(fake):
     unreadable = PlanTask("unreadable", BLOCKSWORLD.pddl, "(define (problem p) (:domain d)")
     durative = BLOCKSWORLD.pddl.replace("(:action pick-up", "(:durative-action pick-up", 1)
     tasks = [*map(task, names), unreadable, PlanTask("beyond", durative, "(define)")]
-    found = find_plans(tasks, planner="fake", workers=2, memory_mib=1024)
+    found = find_plans(tasks, planner="fake", workers=2)
     results = dict(zip([*names, "unreadable", "beyond"], found, strict=True))
     assert all(results[name].plan is not None and results[name].reason is None for name in ("p", "noisy", "q"))
     reasons = {name: result.reason for name, result in results.items() if result.plan is None}
@@ -173,11 +156,10 @@ def test_find_plans_kills_what_takes_too_long_with_its_children(fake):
 
 def test_find_plans_equal_tasks_are_solved_once(fake):
     tasks = [task("p")._replace(id=name) for name in ("a", "b", "c")]
-    done = []
-    results = list(find_plans(tasks, planner="fake", progress=lambda *counts: done.append(counts)))
+    results = list(find_plans(tasks, planner="fake"))
     assert [result.id for result in results] == ["a", "b", "c"]
     assert len({result.plan for result in results}) == 1
-    assert calls(fake) == Counter({"p": 1}) and done == [(3, 3)]
+    assert calls(fake) == Counter({"p": 1})
     assert list(find_plans([], planner="fake")) == []
 
 
@@ -205,18 +187,17 @@ def test_find_plans_cache_asks_again_where_more_time_is_given(fake, tmp_path):
     assert result.plan is not None and calls(fake) == Counter(slow=2)
 
 
-def test_find_plans_cache_with_damaged_lines(fake, tmp_path, caplog):
+def test_find_plans_cache_with_damaged_lines(fake, tmp_path):
     cache = tmp_path / "plans.jsonl"
     tasks = [task(f"p{number}") for number in range(6)]
     before = list(find_plans(tasks, planner="fake", cache=cache, workers=1))
     lines = cache.read_text().splitlines()
     stolen = {**json.loads(lines[4]), "plan": ["(pick-up a)"]}  # a plan that is not valid is found again
-    damaged = ["{", "[]", '{"key": 3}', "\xff\xfe", lines[1].replace("null", "0")]
-    cache.write_text("\n".join([lines[0], *damaged, lines[2], json.dumps(stolen), lines[5][:40]]))
+    damaged = ["{", "[]", '{"key": 3}', "\xff\xfe"]
+    cache.write_text("\n".join([lines[0], *damaged, lines[2], json.dumps(stolen), lines[5][:40], ""]))
     after = list(find_plans(tasks, planner="fake", cache=cache, workers=1))
     assert comparable(after) == comparable(before)
     assert calls(fake) == Counter(p0=1, p1=2, p2=1, p3=2, p4=2, p5=2)
-    assert "plans.jsonl: 6 " in caplog.text
     assert comparable(find_plans(tasks, planner="fake", cache=cache)) == comparable(before)
     assert sum(calls(fake).values()) == 10
 
@@ -278,11 +259,10 @@ def test_find_plans_engine_that_cannot_be_made_or_is_not_installed(monkeypatch, 
         find_plans([task("p")], planner="fast")
 
 
-WRONG = {"planner": "lama", "timeout_s": math.nan, "workers": 0, "cache": Path(), "use_val": True}
+WRONG = {"planner": "lama", "timeout_s": math.nan, "workers": 0}
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.usefixtures("no_val")
 def test_find_plans_refuses_at_once(name):
     with pytest.raises(ConfigError, match=name):
         find_plans([task("p")], **{name: WRONG[name]})
