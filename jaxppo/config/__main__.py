@@ -22,7 +22,6 @@ COMMANDS: dict[str, type] = {
     "reward_server": config.RewardServerConfig,
     "planning build": planning.BuildConfig,
     "planning import": planning.ImportConfig,
-    "planning inspect": planning.InspectConfig,
 }
 """Every command with settings, in the order of the page."""
 

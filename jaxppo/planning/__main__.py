@@ -50,7 +50,7 @@ def inspect(arguments: list[str]) -> None:
     from jaxppo.planning.datasets.config import InspectConfig
     from jaxppo.planning.datasets.inspect import inspect_data
 
-    inspect_data(parse_cli(InspectConfig, "planning inspect", arguments), Console())
+    inspect_data(parse_flags(InspectConfig, "planning inspect", arguments), Console())
 
 
 def push(arguments: list[str]) -> None:

@@ -235,10 +235,6 @@ class ImportConfig:
 class InspectConfig:
     """The contents of a data set, and what is wrong with it."""
 
-    preset: str | None = None
-    """Named set of defaults shipped with jaxppo; without it, and without --config, the preset `default`."""
-    config: str | None = None
-    """YAML file of `flag: value` lines, laid over the preset; the command line goes over both."""
     dataset: str | None = None
     """Folder of the data set."""
     show: int = 0

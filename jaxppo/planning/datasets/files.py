@@ -42,8 +42,6 @@ SOURCE_COLUMNS: Mapping[str, type] = {
 SPLIT_ENDINGS = (".jsonl", ".parquet", ".json", ".csv")
 """Of files that a split is read from; the first one that exists is taken. `build` writes the first two, with the same
 rows."""
-# Splits or files that an error names at most.
-_MAX_NAMED = 8
 # Of a CSV file, in characters; Python's own limit is 131072.
 _LARGEST_CELL = 2**31 - 1
 # Rows of a Parquet file that become Python objects together.
@@ -156,9 +154,10 @@ def _split_path(folder: Path, split: str) -> Path:
     existing = [path for path in paths if path.exists()]
     if not existing:
         endings = ", ".join(SPLIT_ENDINGS[1:])
+        files = sorted(path.name for path in folder.glob("*") if path.suffix in SPLIT_ENDINGS)
         raise DataError(
-            f"{paths[0]}: expected this file, or one that ends in {endings}, got {_contents(folder)} in the folder; "
-            "train_split, eval_splits, headline_split name them"
+            f"{paths[0]}: expected this file, or one that ends in {endings}, got {', '.join(files) or 'no files'} in "
+            "the folder; train_split, eval_splits, headline_split name them"
         )
     # Parquet beside JSON lines is usual: `build` writes both.
     unread = [path.name for path in existing[1:] if path.suffix != ".parquet"]
@@ -176,20 +175,6 @@ def _rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
         ".csv": _csv_rows,
     }
     return readers[path.suffix](path)
-
-
-def _contents(folder: Path) -> str:
-    """Name the splits of a folder, or else its files."""
-    names = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
-    no_splits = (REPORT_FILE, REJECTED_FILE, VOCABULARY_FILE, OBFUSCATION_FILE)
-    splits = [
-        name for name in names if Path(name).suffix in SPLIT_ENDINGS and name not in no_splits
-    ]
-    listed = splits or names
-    if not listed:
-        return "no files"
-    text = ", ".join(listed[:_MAX_NAMED])
-    return f"{text} and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else text
 
 
 def _is_list(path: Path) -> bool:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, MissingColumnError
-from jaxppo.planning.domains import DOMAINS
+from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.prompts import render_completion, render_prompt
+from jaxppo.planning.solve.blocksworld import solve
 from jaxppo.planning.transform.canonical import canonical_form
 
 Row = dict[str, Any]
@@ -68,37 +69,34 @@ def build_split(
     sizes: Mapping[int, int],
     seed: int,
     prompt_style: str = "atoms",
-    domain: str = "blocksworld",
     unique: bool,
 ) -> list[Row]:
-    """Draw the rows of a split; the same arguments give the same rows, byte for byte.
+    """Draw the rows of a split of Blocksworld problems; the same arguments give the same rows, byte for byte.
 
     Args:
         split: one of `BUILT_IN_SPLITS`.
         sizes: number of objects to number of rows; the draws of one size do not depend on the others.
         seed: decides the draws.
         prompt_style: one of `prompts.PROMPT_STYLES`.
-        domain: one whose module solves its problems.
         unique: no two rows are the same problem up to renaming; otherwise only no two prompts are equal.
 
     Raises:
-        ConfigError: an unknown split, style or domain, or a size that the generator does not offer.
+        ConfigError: an unknown split or style, or a size that the generator does not offer.
         TooFewProblemsError: the partition holds fewer problems than asked for; all such sizes are named.
     """
     if split not in BUILT_IN_SPLITS:
         raise ConfigError(f"split: expected one of {', '.join(BUILT_IN_SPLITS)}, got '{split}'")
-    solvable = [name for name, definition in DOMAINS.items() if definition.solve is not None]
-    if domain not in solvable:
-        raise ConfigError(f"domain: expected one of {', '.join(solvable)}, got '{domain}'")
     rows = []
     shortages = []
     for size, n_rows in sizes.items():
         # A generator for each size, so that the rows of one do not depend on the others.
-        rng = random.Random(f"{domain}/{split}/{size}/{seed}")
-        stream = _ProblemStream(split, domain, size, prompt_style, unique, rng)
+        rng = random.Random(f"{BLOCKSWORLD.name}/{split}/{size}/{seed}")
+        stream = _ProblemStream(split, size, prompt_style, unique, rng)
         try:
             for index in range(n_rows):
-                rows.append(stream.next_row(f"{domain}-{split}-{size}-{index:05d}", n_rows))
+                rows.append(
+                    stream.next_row(f"{BLOCKSWORLD.name}-{split}-{size}-{index:05d}", n_rows)
+                )
         except TooFewProblemsError as error:
             # Raised after the last size, so that one error names all that are too small.
             shortages.append(str(error))
@@ -168,7 +166,6 @@ class _ProblemStream:
     """A stream of problems of one size for one split, no two alike."""
 
     split: str
-    domain: str
     size: int
     prompt_style: str
     unique: bool
@@ -179,22 +176,20 @@ class _ProblemStream:
 
     def next_row(self, name: str, n_wanted: int) -> Row:
         """Draw until a problem is of this split and new, and solve it."""
-        domain = DOMAINS[self.domain]
-        assert domain.solve is not None
         for _ in range(_MAX_DRAWS_WITHOUT_NEW):
             # The problem is named like its row.
-            text = domain.generate_problem(self.size, self.rng, name)
-            problem = parse_problem(text, parse_domain(domain.pddl))
+            text = BLOCKSWORLD.generate_problem(self.size, self.rng, name)
+            problem = parse_problem(text, parse_domain(BLOCKSWORLD.pddl))
             if self._accepts(text, problem):
                 return make_row(
                     id=name,
-                    domain=self.domain,
+                    domain=BLOCKSWORLD.name,
                     split=self.split,
-                    domain_pddl=domain.pddl,
+                    domain_pddl=BLOCKSWORLD.pddl,
                     problem_pddl=text,
-                    plan=domain.solve(problem),
+                    plan=solve(problem),
                     prompt_style=self.prompt_style,
-                    planner=domain.planner,
+                    planner=BLOCKSWORLD.planner,
                 )
         raise TooFewProblemsError(
             f"split '{self.split}', {self.size} objects: expected {n_wanted} different problems, "
@@ -203,11 +198,7 @@ class _ProblemStream:
 
     def _accepts(self, text: str, problem: Problem) -> bool:
         form = canonical_form(problem)
-        key = (
-            form
-            if self.unique
-            else render_prompt(DOMAINS[self.domain].pddl, text, self.prompt_style)
-        )
+        key = form if self.unique else render_prompt(BLOCKSWORLD.pddl, text, self.prompt_style)
         if partition_of_form(form) != SPLIT_PARTITIONS[self.split] or key in self.keys:
             return False
         self.keys.add(key)

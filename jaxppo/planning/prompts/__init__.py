@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.language.plans import Action, ParsedPlan
-from jaxppo.planning.prompts.answers import plan_span, plan_text
+from jaxppo.planning.prompts.answers import plan_span
 from jaxppo.planning.prompts.atoms import ATOMS
 from jaxppo.planning.prompts.brief import BRIEF
 from jaxppo.planning.prompts.nl import NL
@@ -23,7 +23,6 @@ __all__ = [
     "SPECIAL_WORDS",
     "PromptStyle",
     "parse_completion",
-    "plan_text",
     "prompt_after",
     "render_completion",
     "render_prompt",
@@ -70,7 +69,7 @@ def render_completion(
 def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> ParsedPlan:
     """Read a completion strictly: the steps before the first error, and the error.
 
-    Thinking before the plan, and prose around a single marked plan, are left out: see `plan_text`. The spans of what is
+    Thinking before the plan, and prose around a single marked plan, are left out: see `plan_span`. The spans of what is
     read are places of the whole text.
 
     Args:

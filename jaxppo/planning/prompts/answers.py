@@ -13,8 +13,8 @@ _PAIRS = {"<plan>": "</plan>", "[plan]": "[plan end]"}
 _LANGUAGE = re.compile(r"[ \t]*+[A-Za-z0-9_+-]*+[ \t\r]*+")
 
 
-def plan_text(text: str) -> str:
-    r"""Return the part of an answer that should be a plan, without looking into it.
+def plan_span(text: str) -> Span:
+    r"""Return where the part of an answer stands that should be a plan, without looking into it.
 
     First the thinking: where the text has `</think>` once, and `<think>` at most once and then at the very start,
     everything up to `</think>` is cut. A text with these tags in any other way is returned whole.
@@ -29,12 +29,6 @@ def plan_text(text: str) -> str:
     Args:
         text: what a model wrote.
     """
-    start, end = plan_span(text)
-    return text[start:end]
-
-
-def plan_span(text: str) -> Span:
-    """Return where `plan_text` stands in an answer."""
     start = _after_thinking(text)
     # With tags that are not those of one thinking part, all of the text is the plan, and cannot be
     # read as one.

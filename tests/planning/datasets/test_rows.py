@@ -72,7 +72,6 @@ def test_a_partition_that_holds_too_few_is_an_error(monkeypatch):
     ("name", "changes"),
     [
         ("split", {"split": "tset"}),
-        ("domain", {"domain": "chess"}),
         ("prompt_style", {"prompt_style": "haiku"}),
         ("n_blocks", {"sizes": {1: 1}}),
     ],

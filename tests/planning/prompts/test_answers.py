@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from jaxppo.planning import PlanError, parse_completion, render_completion
 from jaxppo.planning.domains import BLOCKSWORLD
-from jaxppo.planning.prompts import PROMPT_STYLES, plan_text
+from jaxppo.planning.prompts import PROMPT_STYLES
+from jaxppo.planning.prompts.answers import plan_span
+
+
+def plan_text(text):
+    start, end = plan_span(text)
+    return text[start:end]
+
 
 PLAN = (("unstack", "b", "a"), ("stack", "a", "b"))
 THINKING = ["<think>{}</think>", "<think>\n{}\n</think>\n\n", " \n<think>{}</think>", "{}\n</think>\n", "{}</think>"]
