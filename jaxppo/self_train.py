@@ -4,14 +4,15 @@ Rounds of: sample plans, keep those that the validator accepts, learn from them 
 Writes a run folder with `config.yaml`, `metrics.jsonl` (a line per round), `samples.jsonl`, `rounds/<number>/` (all
 sampled plans, what was kept of them, the steps of the fine-tuning), `policy/` (Hugging Face), `eval.json` (before and
 after) and `report.html`.
+
+A killed run goes on where its files end: the plans of a round are in its log, learning has checkpoints, and a round
+with a record in `metrics.jsonl` is done.
 """
 
 import dataclasses
 import shutil
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,29 +23,22 @@ import numpy as np
 from jaxppo import data, hf, models
 from jaxppo.config import SelfTrainConfig
 from jaxppo.config.sources import parse_cli, replace
-from jaxppo.errors import ConfigError, DataError, TrainingError
+from jaxppo.errors import TrainingError
 from jaxppo.evaluate import evaluator as evaluation
 from jaxppo.evaluate import printing, sampled_plans
 from jaxppo.evaluate.sampled_plans import PlanSampler, SampledPlan
 from jaxppo.hf import hub
-from jaxppo.hf.export import (
-    base_of,
-    models_meta,
-    write_models,
-    write_tokenizer,
-)
-from jaxppo.nn import ModelConfig
+from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
 from jaxppo.parallel import processes, stacks
 from jaxppo.planning.datasets import files as dataset_files
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rl import optimizer
 from jaxppo.rl.supervised import SFT, check_finite
-from jaxppo.run import cli
+from jaxppo.run import cli, preemption
 from jaxppo.run import folder as run_folder
-from jaxppo.run.jsonl import JsonlLog
+from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.loop import Steps, TrainingLoop
-from jaxppo.run.stages import Stages
 from jaxppo.types import Params, TrainState
 
 ROUNDS_FOLDER = "rounds"
@@ -58,10 +52,11 @@ _SAMPLES_SHOWN = 12
 class Setup:
     """Everything a run needs, made once."""
 
+    run: run_folder.Run
     config: SelfTrainConfig
     tokenizer: Any
     template: data.ChatTemplate
-    # The model that the run begins with, on the devices.
+    # The model that every round trains, on the devices.
     start: Params
     # For the checkpoints: what an export must know of the model.
     models_meta: dict[str, Any]
@@ -90,16 +85,15 @@ class Round(NamedTuple):
     # From 1.
     number: int
     folder: Path
-    stages: Stages
 
     @property
-    def is_done(self) -> bool:
-        """Whether its last stage is done."""
-        return "evaluation" in self.stages
+    def log(self) -> Path:
+        """The file of the sampled plans."""
+        return self.folder / run_folder.SAMPLES_FILE
 
     def plans(self) -> list[SampledPlan]:
         """Read the plans sampled so far."""
-        return sampled_plans.read_plans(self.folder / run_folder.SAMPLES_FILE)
+        return sampled_plans.read_plans(self.log)
 
 
 def set_up(run: run_folder.Run) -> Setup:
@@ -115,61 +109,39 @@ def set_up(run: run_folder.Run) -> Setup:
     console.print(f"policy from {loaded.loaded.describe()}")
     model = models.with_dtype(loaded.config, config.dtype, config.run.attention)
     parallel.check_model(model)
+    config.sampling.check_stop_token(model.num_logits)
     tokenizer = loaded.tokenizer
     template = data.make_chat_template(tokenizer, config.data)
     rows = _load_rows(run, config.data.train_split, tokenizer, template)
     start_rows = []
     if config.start_ratio:
         start_rows = _load_rows(run, config.start_split, tokenizer, template)
-    _check_model(
-        config,
-        model,
-        tokenizer,
-        template,
-        start_rows,
-    )
+        supervised = _supervised_data(config, start_rows, tokenizer, template)
+        longest = supervised.longest
+        models.check_length(model, longest, "longest prompt and completion of start_split")
     evaluator = evaluation.make_evaluator(config, model, tokenizer, parallel)
     data.report_left_out(console.print, config.data, evaluator.left_out)
     stop_ids = config.sampling.stop_ids(model.eos_ids(template.end_id))
-    base = base_of(
-        config.sft_model_path,
-        loaded.loaded,
-        loaded.config,
-        "lm",
-        is_frozen=False,
-    )
+    base = base_of(config.sft_model_path, loaded.loaded, loaded.config, "lm", is_frozen=False)
     return Setup(
+        run=run,
         config=config,
         tokenizer=tokenizer,
         template=template,
         start=loaded.params if config.run.dry_run else parallel.put(loaded.params),
         models_meta=models_meta(
-            base,
-            None,
-            None,
-            stop_ids,
-            config.data.dataset,
-            template.describe(),
+            base, None, None, stop_ids, config.data.dataset, template.describe()
         ),
         rows=rows,
         start_rows=start_rows,
-        sampler=sampled_plans.make_plan_sampler(
-            config,
-            model,
-            tokenizer,
-            parallel,
-            rows,
-        ),
+        sampler=sampled_plans.make_plan_sampler(config, model, tokenizer, parallel, rows),
         evaluator=evaluator,
         sft=SFT(config, model, parallel),
     )
 
 
 def _load_rows(
-    run: run_folder.Run,
-    split: str,
-    tokenizer: Any,
-    template: data.ChatTemplate,
+    run: run_folder.Run, split: str, tokenizer: Any, template: data.ChatTemplate
 ) -> list[data.Row]:
     config = run.config
     rows = data.load_split(config.data, split, config.reward.reads_pddl_for(config.validator))
@@ -179,57 +151,32 @@ def _load_rows(
     return fitting
 
 
-def _check_model(
-    config: SelfTrainConfig,
-    model: ModelConfig,
-    tokenizer: Any,
-    template: data.ChatTemplate,
-    start_rows: list[data.Row],
-) -> None:
-    """Refuse what does not fit the model before anything is sampled."""
-    stop_id = config.sampling.stop_token_id
-    if stop_id is not None and stop_id >= model.num_logits:
-        raise ConfigError(
-            f"stop_token_id: expected less than the vocabulary's {model.num_logits}, got {stop_id}"
-        )
-    if start_rows:
-        supervised = _supervised_data(config, start_rows, tokenizer, template)
-        models.check_length(
-            model, supervised.longest, "longest prompt and completion of start_split"
-        )
-
-
 def _supervised_data(
-    config: SelfTrainConfig,
-    rows: list[data.Row],
-    tokenizer: Any,
-    template: data.ChatTemplate,
+    config: SelfTrainConfig, rows: list[data.Row], tokenizer: Any, template: data.ChatTemplate
 ) -> data.SupervisedData:
-    longest_prompt = config.data.longest_prompt
     return data.SupervisedData(
         rows,
         tokenizer,
         config.batch_size,
         config.run.seed,
-        longest_prompt,
+        config.data.longest_prompt,
         template,
     )
 
 
-def print_plan(run: run_folder.Run, setup: Setup) -> None:
+def print_plan(setup: Setup) -> None:
     """Print what a run will do."""
+    run = setup.run
     config = setup.config
     parameters = sum(param.size for param in jax.tree.leaves(setup.start))
     episodes = config.num_rounds * setup.episodes
     passes = config.num_rounds * setup.problems / len(setup.rows)
-    start_data = ""
-    if config.start_ratio:
-        start_data = f", {config.start_ratio:g} rows of split {config.start_split} beside each"
     run.console.print(
         f"run: self-training on {config.data.dataset}: {config.num_rounds} rounds x {setup.problems} problems x "
         f"{config.num_generations} plans = {episodes} episodes, {passes:.2f} passes over {len(setup.rows)} problems\n"
-        f"learning: in each round {config.num_updates} optimizer steps of {config.batch_size} rows from the "
-        f"{config.start_from} model, at most {config.max_plans_per_problem} plans of a problem{start_data}\n"
+        f"learning: in each round {config.num_updates} optimizer steps of {config.batch_size} rows from the start, "
+        f"at most {config.max_plans_per_problem} plans of a problem, {config.start_ratio:g} rows of split "
+        f"{config.start_split} beside each\n"
         f"size: {parameters:,} parameters in {config.dtype}, {run.parallel.describe()}\n"
         f"folder: {run.folder}, trackers: {', '.join(config.loop.report_to)}"
     )
@@ -239,32 +186,22 @@ def print_plan(run: run_folder.Run, setup: Setup) -> None:
         run.console.warn(warning)
 
 
-# ------------------------------------------------------------------------------------------------- stages of a round
+# ------------------------------------------------------------------------------------------------- parts of a round
 
 
-def sample(
-    run: run_folder.Run,
-    setup: Setup,
-    current: Round,
-    policy: Params,
-) -> dict[str, Any]:
-    """Sample and judge the plans of a round; those that an earlier process has sampled stay."""
-    seed = setup.config.run.seed
+def sample(setup: Setup, current: Round, policy: Params) -> dict[str, Any]:
+    """Sample and judge the plans of a round that its log lacks; returns what the record says of all of them."""
     problems = sampled_plans.problems_of_round(
-        len(setup.rows), seed, current.number, setup.problems
+        len(setup.rows), setup.config.run.seed, current.number, setup.problems
     )
-    seconds = setup.sampler.sample(
-        policy, problems, current.folder / run_folder.SAMPLES_FILE, run.console
-    )
+    seconds = setup.sampler.sample(policy, problems, current.log, setup.run.console)
     return sampled_plans.sample_metrics(current.plans()) | seconds
 
 
-def keep(setup: Setup, current: Round, earlier: Sequence[Round]) -> list[data.Row]:
-    """Choose the rows that a round learns from: kept plans, and some of the start's own data."""
+def keep(setup: Setup, current: Round) -> tuple[list[data.Row], list[data.Row]]:
+    """Choose what a round learns from: rows of kept plans, and rows of the start's own data."""
     config = setup.config
-    # With `pool` "all" the shortest plans for a problem are chosen among those of all rounds.
-    rounds = [*earlier, current] if config.pool == "all" else [current]
-    plans = list(chain.from_iterable(pool_round.plans() for pool_round in rounds))
+    plans = current.plans()
     selected = sampled_plans.select_plans(plans, config.max_plans_per_problem)
     if not selected:
         raise TrainingError(
@@ -272,36 +209,23 @@ def keep(setup: Setup, current: Round, earlier: Sequence[Round]) -> list[data.Ro
             "num_generations, another temperature, easier problems, or a start that solves some of them"
         )
     kept_rows = [sampled_plans.as_reference(setup.rows[plan.row], plan) for plan in selected]
+    processes.on_first(lambda: dataset_files.write_jsonl(kept_rows, current.folder / KEPT_FILE))
     # Seed and round alone decide which of the start's rows come, so a resumed round learns from the
     # same.
     rng = np.random.default_rng((config.run.seed, current.number))
     order = rng.permutation(len(setup.start_rows))
     num_start_rows = round(config.start_ratio * len(selected))
-    start_rows = [setup.start_rows[i] for i in order[:num_start_rows]]
-
-    def write_kept() -> dict[str, Any]:
-        processes.on_first(lambda: dataset_files.write_jsonl(kept_rows, current.folder / KEPT_FILE))
-        return {"self_train/kept": len(kept_rows), "self_train/start_rows": len(start_rows)}
-
-    current.stages.once("kept", write_kept)
-    return [*kept_rows, *start_rows]
+    return kept_rows, [setup.start_rows[i] for i in order[:num_start_rows]]
 
 
-def learn(
-    run: run_folder.Run,
-    setup: Setup,
-    current: Round,
-    last: Params,
-    rows: list[data.Row],
-) -> Params:
-    """Fine-tune the start, or the last policy, on the rows of a round; returns the policy after it."""
+def learn(setup: Setup, current: Round, rows: list[data.Row]) -> tuple[Params, float]:
+    """Fine-tune the start on the rows of a round, from the round's last checkpoint on; returns policy and loss."""
     config = setup.config
-    parallel = setup.sft.parallel
+    run = setup.run
     supervised = _supervised_data(config, rows, setup.tokenizer, setup.template)
     models.check_length(setup.sft.model, supervised.longest, "longest prompt and plan")
-    initial = setup.start if config.start_from == "start" else stacks.unstack(last)
     # The steps take over the memory of their state; the start is needed again in the next round.
-    state = setup.sft.init_state(jax.tree.map(lambda x: jnp.array(x, copy=True), initial))
+    state = setup.sft.init_state(jax.tree.map(lambda x: jnp.array(x, copy=True), setup.start))
     title = f"SFT of round {current.number}"
 
     def evaluate_fixed_rows(state: TrainState) -> dict[str, float]:
@@ -323,31 +247,9 @@ def learn(
     round_run = dataclasses.replace(
         run, folder=current.folder, config=replace(config, report_to=("none",))
     )
-    loop = TrainingLoop(round_run, config.loop, steps, parallel.put(state))
-    # The stage is noted after its last checkpoint is written. Without one the folder is damaged:
-    # what is noted of the round may be of another policy than the one that learning anew would
-    # give.
-    if "learning" in current.stages and loop.start == 0:
-        raise DataError(
-            f"{current.folder / CHECKPOINTS}: expected the checkpoint of a round that is done, found none"
-        )
-    start_time = time.monotonic()
-    # Of a stage that is done this restores the policy, and makes no step.
-    state, meta = loop.run()
-    loss = meta["metrics"]["loss"]
-    current.stages.once(
-        "learning",
-        lambda: {"self_train/loss": loss, "time/update_s": time.monotonic() - start_time},
-    )
-    return state.params["policy"]
-
-
-def evaluate(setup: Setup, current: Round, policy: Params) -> dict[str, Any]:
-    """Evaluate a round: on the fixed rows, and after the last one on all."""
-    start_time = time.monotonic()
-    is_last = current.number == setup.config.num_rounds
-    results, samples = setup.evaluator.with_samples(policy, fixed_rows_only=not is_last)
-    return {"results": results, "samples": samples, "time/eval_s": time.monotonic() - start_time}
+    # Of a round that has learned already this restores the policy, and makes no step.
+    state, meta = TrainingLoop(round_run, config.loop, steps, run.parallel.put(state)).run()
+    return state.params["policy"], meta["metrics"]["loss"]
 
 
 # ------------------------------------------------------------------------------------------------------------ the run
@@ -359,23 +261,18 @@ def self_train(config: SelfTrainConfig) -> Path:
     if run.is_finished():
         return run.folder
     setup = set_up(run)
-    print_plan(run, setup)
+    print_plan(setup)
     if config.run.dry_run:
         return run.folder
     with hub.pushed(run), run.claimed(), reported(run.folder, run.console), run.trackers:
-        _carry_out(run, setup)
+        _carry_out(setup)
     return run.folder
 
 
-def _carry_out(run: run_folder.Run, setup: Setup) -> None:
-    """Evaluate, carry out the rounds that are left, export; what the run folder has already is not done again.
-
-    A round is four stages (sampling, kept, learning, evaluation), each noted in `stages.json` once what it leaves is on
-    disk. A killed run goes on with the first stage that is not noted: within sampling from the last whole part, within
-    learning from the last checkpoint. The policy itself is never noted; it is in the checkpoint of its round, which is
-    why a round's checkpoints stay until the next round has its own.
-    """
+def _carry_out(setup: Setup) -> None:
+    """Evaluate, carry out the rounds that are left, evaluate again, export."""
     config = setup.config
+    run = setup.run
     console = run.console
     evals = run.evals
     run.keep_settings()
@@ -390,40 +287,27 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
     run.write_evals(evals)
     if processes.is_first():
         write_tokenizer(run.folder, setup.tokenizer)
-    rounds = []
-    for number in range(1, config.num_rounds + 1):
-        folder = run.folder / ROUNDS_FOLDER / str(number)
-        rounds.append(Round(number, folder, Stages(folder)))
-    num_done = sum(each_round.is_done for each_round in rounds)
-    run.trackers.begin(num_done)
+    metrics_file = run.folder / run_folder.METRICS_FILE
+    records = processes.on_first(
+        lambda: read_metrics(metrics_file) if metrics_file.exists() else []
+    )
+    run.trackers.begin(len(records))
     policy = setup.start
-    record = {}
-    # The last round that is done is gone through again, for its policy.
-    for current in rounds[max(0, num_done - 1) :]:
-        policy, record = _carry_out_round(
-            run,
-            setup,
-            current,
-            rounds[: current.number - 1],
-            policy,
-        )
-    last = rounds[-1].stages["evaluation"]
-    run.keep_samples("after", last["samples"])
-    evals["after"] = last["results"]
+    for number in range(1, config.num_rounds + 1):
+        # Of the rounds that are done only the last has a checkpoint, and only its policy is needed.
+        if number >= len(records):
+            policy = _carry_out_round(setup, number, policy, records)
     console.stage("Saving")
-    params = stacks.unstack(setup.sft.parallel.to_host({"policy": policy}))
+    params = stacks.unstack(run.parallel.to_host({"policy": policy}))
     if processes.is_first():
         meta = run.meta(config, setup.models_meta)
         meta["config"] |= {"algorithm": "self-training"}
-        meta |= {"step": config.num_rounds, "episode": record["episode"], "metrics": record}
-        write_models(
-            run.folder,
-            meta,
-            params,
-            None,
-            setup.tokenizer,
-            evals,
-        )
+        meta |= {
+            "step": config.num_rounds,
+            "episode": records[-1]["episode"],
+            "metrics": records[-1],
+        }
+        write_models(run.folder, meta, params, None, setup.tokenizer, evals)
     # Last, as "after" marks a run as finished.
     run.write_evals(evals)
     samples = processes.on_first(
@@ -434,55 +318,66 @@ def _carry_out(run: run_folder.Run, setup: Setup) -> None:
 
 
 def _carry_out_round(
-    run: run_folder.Run,
-    setup: Setup,
-    current: Round,
-    earlier: Sequence[Round],
-    policy: Params,
-) -> tuple[Params, dict[str, Any]]:
-    """Carry out the stages of a round that are left, and log it; returns its policy and its record."""
-    console = run.console
-    stages = current.stages
-    console.stage(f"Round {current.number} of {setup.config.num_rounds}")
-    sampled = stages.once("sampling", lambda: sample(run, setup, current, policy))
-    rows = keep(setup, current, earlier)
-    console.print(
-        f"{setup.episodes} plans sampled, {sampled['self_train/valid']:.1%} valid, {sampled['self_train/solved']:.1%} "
-        f"of the problems solved; learning from {len(rows)} rows"
-    )
-    policy = learn(
-        run,
-        setup,
-        current,
-        policy,
-        rows,
-    )
-    evaluated = stages.once("evaluation", lambda: evaluate(setup, current, policy))
-    printing.print_results(console, evaluated["results"])
-    episode = current.number * setup.episodes
-    episodes_per_epoch = setup.config.num_generations * len(setup.rows)
+    setup: Setup, number: int, policy: Params, records: list[dict[str, Any]]
+) -> Params:
+    """Carry out what is left of a round and add its record, unless it is there; returns the policy after it."""
+    config = setup.config
+    run = setup.run
+    folder = run.folder / ROUNDS_FOLDER
+    current = Round(number, folder / str(number))
+    is_done = number <= len(records)
+    is_last = number == config.num_rounds
+    run.console.stage(f"Round {number} of {config.num_rounds}")
+    preemption.check()
+    sampled: dict[str, Any] = {}
+    if not is_done:
+        sampled = sample(setup, current, policy)
+        run.console.print(
+            f"{setup.episodes} plans sampled, {sampled['self_train/valid']:.1%} valid, "
+            f"{sampled['self_train/solved']:.1%} of the problems solved"
+        )
+    kept_rows, start_rows = keep(setup, current)
+    start_time = time.monotonic()
+    policy, loss = learn(setup, current, [*kept_rows, *start_rows])
+    learned_time = time.monotonic()
+    if is_done and not is_last:
+        return policy
+    preemption.check()
+    # The rounds before the last are evaluated on fixed rows alone.
+    results, samples = setup.evaluator.with_samples(policy, fixed_rows_only=not is_last)
+    printing.print_results(run.console, results)
+    if is_last:
+        run.keep_samples("after", samples)
+        run.evals["after"] = results
+    if is_done:
+        return policy
+    episode = number * setup.episodes
     record = {
-        "step": current.number,
+        "step": number,
         "episode": episode,
-        "epoch": episode / episodes_per_epoch,
+        "epoch": episode / (config.num_generations * len(setup.rows)),
         **sampled,
+        "self_train/kept": len(kept_rows),
+        "self_train/start_rows": len(start_rows),
+        "self_train/loss": loss,
+        "time/update_s": learned_time - start_time,
+        "time/eval_s": time.monotonic() - learned_time,
+        **evaluation.eval_metrics(results),
     }
-    record |= stages["kept"] | stages["learning"]
-    record |= evaluation.eval_metrics(evaluated["results"]) | {
-        "time/eval_s": evaluated["time/eval_s"]
-    }
+    records.append(record)
     _log(run, current, record)
     # This round has checkpoints of its own, so no run will start from the earlier ones.
-    if earlier and processes.is_first():
-        shutil.rmtree(earlier[-1].folder / CHECKPOINTS, ignore_errors=True)
-    return policy, record
+    if processes.is_first():
+        shutil.rmtree(folder / str(number - 1) / CHECKPOINTS, ignore_errors=True)
+    return policy
 
 
 def _log(run: run_folder.Run, current: Round, record: dict[str, Any]) -> None:
-    """Write the record of a round and some of its samples, in the place of what is there already."""
+    """Write some of a round's samples and then its record, which says that the round is done."""
     samples = [plan.as_sample(current.number) for plan in current.plans()[:_SAMPLES_SHOWN]]
-    for name, lines in ((run_folder.METRICS_FILE, [record]), (run_folder.SAMPLES_FILE, samples)):
+    for name, lines in ((run_folder.SAMPLES_FILE, samples), (run_folder.METRICS_FILE, [record])):
         with JsonlLog(run.folder / name, enabled=processes.is_first()) as log:
+            # A killed run may have written some of the samples.
             log.truncate_after(current.number - 1)
             for line in lines:
                 log.append(line)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import re
-import shutil
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -16,17 +15,17 @@ from jaxppo import self_train
 from jaxppo.config import EvaluateConfig, SelfTrainConfig, TrainConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.data import load_split
-from jaxppo.errors import ConfigError, DataError, JaxppoError, TrainingError
+from jaxppo.errors import ConfigError, JaxppoError, TrainingError
 from jaxppo.evaluate import sampled_plans
 from jaxppo.evaluate.__main__ import evaluate
+from jaxppo.evaluate.evaluator import Evaluator
+from jaxppo.evaluate.sampled_plans import PlanSampler
 from jaxppo.report.run_page import write_report
 from jaxppo.rl.supervised import SFT
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.loop import TrainingLoop
-from jaxppo.run.metrics import MAY_DIFFER, find
-from jaxppo.run.stages import Stages
+from jaxppo.run.metrics import find
 from tests.commands import comparable
-from tests.small_runs import cut_back
 
 FLAGS = ["--preset", "tiny", "--quiet", "--report_to", "none", "--total_episodes", "64"]
 FLAGS += ["--sft_episodes", "48", "--sizes", "rl=4:24", "train=3:30", "test=4:8"]
@@ -81,10 +80,6 @@ def whole(finished):
     return finished[0]
 
 
-def same(record):
-    return {name: value for name, value in record.items() if not name.startswith(MAY_DIFFER)}
-
-
 def equal(a, b):
     return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
 
@@ -92,13 +87,11 @@ def equal(a, b):
 def outcome(folder):
     """Everything that a run leaves behind, but for what may differ between two equal runs."""
     rounds = sorted((folder / "rounds").iterdir())
-    stages = [json.loads((each / "stages.json").read_text()) for each in rounds]
     files = [folder / name for name in ("policy/model.safetensors", "eval.json", "eval_samples.json")]
     files += sorted(folder.rglob("samples.jsonl")) + sorted(folder.rglob("kept.jsonl"))
     return {
         "records": comparable(folder),
         "steps": [comparable(each) for each in rounds],
-        "stages": [{name: same(stage) for name, stage in each.items()} for each in stages],
         **{path.relative_to(folder).as_posix(): path.read_bytes() for path in files},
     }
 
@@ -168,17 +161,9 @@ def test_a_finished_run_is_left_as_it_is_and_other_settings_and_rounds_without_a
     plans = read_metrics(whole / "rounds/1/samples.jsonl")
     lines = [json.dumps(plan | {"valid": False}) + "\n" for plan in plans]
     (tmp_path / "samples.jsonl").write_text("".join(lines))
-    this = self_train.Round(1, tmp_path, Stages(tmp_path))
+    this = self_train.Round(1, tmp_path)
     with pytest.raises(TrainingError, match=r"round 1: .* 32 "):
-        self_train.keep(SimpleNamespace(config=settings(tmp_path)), this, [])
-
-
-@pytest.mark.full
-def test_a_round_may_go_on_from_the_last_and_learn_from_all_rounds(tmp_path):
-    policies = watched(settings(tmp_path / "run", "--start_from", "last", "--pool", "all"))
-    assert equal(policies.begun[1], policies.learned[0]) and not equal(*policies.learned)
-    earlier, both = ({row["id"] for row in read_metrics(tmp_path / "run/rounds" / n / "kept.jsonl")} for n in "12")
-    assert earlier < both
+        self_train.keep(SimpleNamespace(config=settings(tmp_path)), this)
 
 
 class Killed(BaseException):
@@ -186,29 +171,23 @@ class Killed(BaseException):
 
 
 class Fate:
-    """Kills the run when it comes to a place for the n-th time, and lists the stages and steps done until then."""
+    """Kills the run when it comes to a place for the n-th time, and lists what was done until then."""
 
     def __init__(self, patch):
         self.place, self.left, self.work = "", 0, []
-        append, once, step = JsonlLog.append, Stages.once, SFT.step
-        write_models = self_train.write_models
+        append, complete, step = JsonlLog.append, PlanSampler._complete, SFT.step
+        with_samples, write_models = Evaluator.with_samples, self_train.write_models
 
         def logged(log, record):
             append(log, record)
-            self.pass_by("a sampled plan" if "completion" in record else "a record")
+            if "completion" in record:
+                self.pass_by("a sampled plan")
+            elif "self_train/loss" in record:
+                self.pass_by("a record")
 
-        def staged(stages, name, do):
-            def done():
-                result = do()
-                self.work.append(f"{stages._path.parent.name} {name}")
-                self.pass_by(f"{name}, not noted")
-                return result
-
-            was_done = name in stages
-            result = once(stages, name, done)
-            if not was_done:
-                self.pass_by(f"{name}, noted")
-            return result
+        def completed(sampler, params, part):
+            self.work.append("part")
+            return complete(sampler, params, part)
 
         def stepped(sft, rows):
             inner = step(sft, rows)
@@ -219,13 +198,19 @@ class Fate:
 
             return one
 
+        def evaluated(evaluator, params, **options):
+            self.pass_by("an evaluation")
+            self.work.append("evaluation")
+            return with_samples(evaluator, params, **options)
+
         def written(*args, **kwargs):
             write_models(*args, **kwargs)
             self.pass_by("export")
 
         patch.setattr(JsonlLog, "append", logged)
-        patch.setattr(Stages, "once", staged)
+        patch.setattr(PlanSampler, "_complete", completed)
         patch.setattr(SFT, "step", stepped)
+        patch.setattr(Evaluator, "with_samples", evaluated)
         patch.setattr(self_train, "write_models", written)
 
     def pass_by(self, place):
@@ -237,19 +222,19 @@ class Fate:
 
 KILLS = [
     # Where, the n-th time, and what is done until then.
-    ("a sampled plan", 13, []),  # in the second of four parts
-    ("learning, not noted", 1, ["1 sampling", "1 kept", "step", "step", "step", "1 learning"]),
-    ("evaluation, noted", 1, ["1 learning", "1 evaluation"]),  # from the last checkpoint
-    ("learning, noted", 1, ["2 sampling", "2 kept", "step", "step", "step", "2 learning"]),
-    ("evaluation, not noted", 1, ["2 evaluation"]),
-    ("export", 1, ["2 evaluation"]),
-    ("never", 1, []),
+    ("a sampled plan", 13, ["evaluation", "part", "part"]),  # in the second of four parts
+    ("an evaluation", 1, ["part", "part", "part", "step", "step", "step"]),  # of the first round
+    ("a record", 1, ["evaluation"]),  # from the last checkpoint
+    ("a sampled plan", 1, ["part"]),  # of the second round
+    ("an evaluation", 1, ["part", "part", "part", "part", "step", "step", "step"]),
+    ("export", 1, ["evaluation"]),
+    ("never", 1, ["evaluation"]),  # its answers are in no file but that of the finished run
 ]
 
 
 @pytest.mark.full
 def test_a_run_killed_everywhere_equals_the_uninterrupted_one(whole, tmp_path, monkeypatch):
-    """One run, killed further on each time; every piece of work is done once, but for what a kill has interrupted."""
+    """One run, killed further on each time; only what a kill has interrupted is done twice."""
     fate = Fate(monkeypatch)
     folder = tmp_path / "run"
     for place, count, work in KILLS:
@@ -259,15 +244,7 @@ def test_a_run_killed_everywhere_equals_the_uninterrupted_one(whole, tmp_path, m
             self_train.self_train(settings(folder, *(["--resume"] if folder.exists() else [])))
         assert fate.work == work, place
     assert outcome(folder) == outcome(whole)
-
-
-@pytest.mark.full
-def test_a_round_without_its_checkpoint_is_refused(whole, tmp_path):
-    assert not (whole / "rounds/1/checkpoints").exists()  # nobody goes on from there
-    folder = cut_back(shutil.copytree(whole, tmp_path / "run"))
-    shutil.rmtree(folder / "rounds/2/checkpoints")
-    with pytest.raises(DataError, match="rounds/2/checkpoints"):
-        self_train.self_train(settings(folder, "--resume"))
+    assert not (folder / "rounds/1/checkpoints").exists()  # nobody goes on from there
 
 
 def test_the_default_samples_as_many_plans_as_train():
@@ -296,6 +273,7 @@ def test_a_dry_run_says_how_many_plans_are_sampled(tmp_path, capsys):
 POSITIVE = ("num_rounds", "num_generations", "max_plans_per_problem", "total_episodes", "sft_episodes")
 BAD = {name: [f"--{name}", "0"] for name in POSITIVE} | {
     "start_ratio": ["--start_ratio", "-1"],
+    "pool": ["--pool", "all"],
     "temperature": ["--temperature", "0"],
     "min_p": ["--min_p", "0.1"],
     "output_min_length": ["--output_min_length", "3"],

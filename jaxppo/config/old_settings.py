@@ -140,6 +140,8 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "soft_punish_cache": OldSetting(
         "write a module:function for --reward_funcs (docs/own_reward.md)"
     ),
+    "pool": OldSetting("its gain was within the intervals (docs/experiments/)", ("round",)),
+    "start_from": OldSetting("every round trains the model that the run started from", ("start",)),
     "greater_is_better": OldSetting(
         "a metric_for_best_model that ends with loss is best where it is lowest", (True,)
     ),

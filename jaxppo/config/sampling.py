@@ -80,6 +80,12 @@ class SamplingConfig:
             self.top_k > 0 or self.top_p < 1.0 or bool(self.min_p) or self.repetition_penalty != 1.0
         )
 
+    def check_stop_token(self, num_tokens: int) -> None:
+        """Raise a `ConfigError` where a vocabulary of so many tokens has no `stop_token_id`."""
+        stop_id = self.stop_token_id
+        fits = stop_id is None or stop_id < num_tokens
+        require(fits, "stop_token_id", f"less than the vocabulary's {num_tokens}", stop_id)
+
     def stop_ids(self, end_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens of which any ends a completion, `end_ids` unless another is configured; maybe none."""
         if self.stop_token == "none":

@@ -1,7 +1,7 @@
 """The settings of `python -m jaxppo.self_train`."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jaxppo.config.checks import (
     ComputeDtype,
@@ -90,11 +90,6 @@ class SelfTrainConfig:
     max_plans_per_problem: int = 2
     """Most plans of a problem that are learned from: its shortest valid ones, all different; of plans of one length the
     one sampled first."""
-    pool: Literal["round", "all"] = "round"
-    """Which sampled plans may be kept: those of this round, as in ReST-EM, or of all rounds so far."""
-    start_from: Literal["start", "last"] = "start"
-    """What each round trains: the model that the run started from, as in STaR and ReST-EM, or that of the last
-    round."""
     start_split: str = "train"
     """Split with data that the start was trained on; see start_ratio."""
     start_ratio: float = 1.0
@@ -121,13 +116,12 @@ class SelfTrainConfig:
             "at least one split",
             (),
         )
-        splits_differ = self.start_split != self.data.train_split
-        requirement = "another than train_split"
+        is_other_split = self.start_split != self.data.train_split
         require(
-            self.start_ratio == 0 or splits_differ,
+            is_other_split or self.start_ratio == 0,
             "start_split",
-            requirement,
-            self.data.train_split,
+            "another than train_split",
+            self.start_split,
         )
         self._check_groups()
         self._check_sampling()
@@ -137,36 +131,26 @@ class SelfTrainConfig:
         functions = self.reward.reward_funcs
         requirement = "plan alone: what is kept is what a validator accepts"
         require(functions == ("plan",), "reward_funcs", requirement, functions)
-        rate = self.optimizer.value_learning_rate
-        require(rate is None, "value_learning_rate", "None: self_train has no value model", rate)
-        max_text_length = self.data.input_max_text_length
-        require(
-            max_text_length is None,
-            "input_max_text_length",
-            "None: self_train learns whole rows",
-            max_text_length,
-        )
-        target = self.run.target
-        require(
-            target is None, "target", "None: `sft` and `train` say what their programs take", target
-        )
         metric = self.loop.best_metric
         require(
             metric is None, "metric_for_best_model", "None: a round takes its last step", metric
         )
+        for group, name in (
+            (self.optimizer, "value_learning_rate"),
+            (self.data, "input_max_text_length"),
+            (self.run, "target"),
+            (self.sampling, "output_min_length"),
+            (self.sampling, "min_p"),
+            (self.sampling, "drop_ended_rows"),
+        ):
+            value = getattr(group, name)
+            require(value is None, name, "None with self_train", value)
 
     def _check_sampling(self) -> None:
         sampling = self.sampling
         if self.num_generations > 1 or self.num_rounds > 1:
             requirement = "a number above 0: greedy plans of a problem are all the same"
             require(sampling.temperature > 0, "temperature", requirement, sampling.temperature)
-        for name in ("output_min_length", "min_p", "drop_ended_rows"):
-            require(
-                getattr(sampling, name) is None,
-                name,
-                "None with self_train",
-                getattr(sampling, name),
-            )
         require(
             sampling.stop_token != "none",
             "stop_token",

@@ -85,11 +85,7 @@ def _check_names(config: TrainConfig, model: ModelConfig) -> None:
         raise ConfigError(
             f"metric_for_best_model: expected a metric of docs/metrics.md, got {best!r}"
         )
-    stop_id = config.sampling.stop_token_id
-    if stop_id is not None and stop_id >= model.num_logits:
-        raise ConfigError(
-            f"stop_token_id: expected less than the vocabulary's {model.num_logits}, got {stop_id}"
-        )
+    config.sampling.check_stop_token(model.num_logits)
 
 
 def _value_model(

@@ -17,7 +17,6 @@ __all__ = [
     "loop",
     "metrics",
     "preemption",
-    "stages",
     "trackers",
     "trends",
 ]
