@@ -46,6 +46,12 @@ CLIENT_TIMEOUT_S = 60
 HEADER_TIMEOUT_S = 10
 """Longest time for headers; connections are looked at as often, so that both limits may be exceeded by as much."""
 
+MAX_WAITING = 32
+"""Requests that may wait beside those worked on; one more is answered 503."""
+
+MAX_BODY_BYTES = 64 * 2**20
+"""Longest request."""
+
 MAX_CONNECTIONS = 256
 """Connections at a time; a request on a further one is answered 503."""
 
@@ -106,8 +112,7 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
         }
         return dumps(content)
     except Exception as error:
-        # Whatever a user's function raises is an answer to the client; where it stands is for the
-        # operator alone.
+        # What a user's function raises is answered; where it stands is for the operator alone.
         _log.error("%s", "\n".join(map(sanitize, redact(traceback.format_exc()).splitlines())))
         raise Refusal(500, f"reward {name}: {type(error).__name__}: {redact(str(error))}") from None
 
@@ -115,18 +120,10 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
 class _Endpoint:
     """Who may ask, how much, and in which order."""
 
-    def __init__(
-        self,
-        reward: Callable[..., Any],
-        token: str | None,
-        workers: int,
-        max_body_mib: float,
-        max_waiting: int,
-    ):
+    def __init__(self, reward: Callable[..., Any], token: str | None, workers: int):
         self._reward = reward
         self._token = token
-        self._max_bytes = int(max_body_mib * 2**20)
-        self._max_requests = workers + max_waiting
+        self._max_requests = workers + MAX_WAITING
         self._num_requests = 0
         self._turns = asyncio.Semaphore(workers)
 
@@ -152,8 +149,7 @@ class _Endpoint:
 
     def _check_sender(self, request: "Request") -> None:
         if self._token is None:
-            # Web pages can ask a server on this machine through the browser, under another name of
-            # it.
+            # A web page can ask through this machine's browser, under another name of the machine.
             if not is_loopback(_requested_host(request)):
                 raise Refusal(
                     403, f"host: expected a loopback address where {TOKEN_VARIABLE} is not set"
@@ -181,12 +177,10 @@ class _Endpoint:
             async with asyncio.timeout(CLIENT_TIMEOUT_S):
                 async for part in request.stream():
                     body += part
-                    # starlette's own limit answers in plain text and does not say what the limit
-                    # is.
-                    if len(body) > self._max_bytes:
-                        raise Refusal(
-                            413, f"body: expected at most {self._max_bytes} bytes, got a longer one"
-                        )
+                    # starlette's own limit answers in plain text, without the number.
+                    if len(body) > MAX_BODY_BYTES:
+                        rule = f"at most {MAX_BODY_BYTES} bytes"
+                        raise Refusal(413, f"body: expected {rule}, got a longer one")
         except TimeoutError:
             raise Refusal(408, f"body: expected all of it within {CLIENT_TIMEOUT_S:g} s") from None
         except ClientDisconnect:
@@ -245,12 +239,7 @@ async def _refuse(_: "Request", error: Any) -> "Response":
 
 
 def make_app(
-    reward: Callable[..., Any],
-    *,
-    token: str | None = None,
-    workers: int = 1,
-    max_body_mib: float = 64,
-    max_waiting: int = 32,
+    reward: Callable[..., Any], *, token: str | None = None, workers: int = 1
 ) -> "Starlette":
     """Make the ASGI application: POST / and /score, GET /health.
 
@@ -258,8 +247,6 @@ def make_app(
         reward: the function, in TRL's convention; called in a thread.
         token: bearer token that /score asks for. Without one, only requests to a loopback address are answered.
         workers: calls of the function at a time; above 1 it has to be safe for threads.
-        max_body_mib: longest request, in MiB.
-        max_waiting: requests beyond those being worked on; one more is answered 503.
 
     Raises:
         ConfigError: starlette is not installed.
@@ -270,7 +257,7 @@ def make_app(
         from starlette.routing import Route
     except ImportError as error:
         raise _missing(error) from None
-    endpoint = _Endpoint(reward, token, workers, max_body_mib, max_waiting)
+    endpoint = _Endpoint(reward, token, workers)
     routes = [
         Route("/", endpoint.score, methods=["POST"]),
         Route("/score", endpoint.score, methods=["POST"]),
@@ -314,16 +301,8 @@ def serve(reward: Callable[..., Any], config: RewardServerConfig) -> None:
         raise ConfigError(
             f"host: expected a loopback address without {TOKEN_VARIABLE} set, got {config.host!r}"
         )
-    app = make_app(
-        reward,
-        token=token,
-        workers=config.workers,
-        max_body_mib=config.max_body_mib,
-        max_waiting=config.max_waiting,
-    )
-    server = make_server(app)
-    # uvicorn would end the process where the address is not free, and print the port only in its
-    # log.
+    server = make_server(make_app(reward, token=token, workers=config.workers))
+    # uvicorn would end the process where the address is not free, and print the port in its log.
     with _listen(config.host, config.port) as listener:
         _stop_by_signal(server)
         print(f"reward {function_name(reward)} on {_address(listener)}", flush=True)

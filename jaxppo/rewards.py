@@ -6,24 +6,22 @@ completion, or None for one that it cannot score. It may be `async`, also where 
 notebook. It may take `prompt_ids`, and `log_metric(name, value)` and `log_extra(column, values)` to report more, and
 `trainer_state`: how far training is.
 
-A `Reward` is one function with its weight, its cache and what happens where it fails; `Rewards` is the weighted sum of
+A `Reward` is one function with its weight and what happens where it fails; `Rewards` is the weighted sum of
 several. As in TRL, a score is the number that a completion gets.
 """
 
 import asyncio
 import inspect
 import math
-import sys
 import traceback
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from numbers import Real
 from pathlib import Path
 from statistics import fmean, stdev
-from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.config.redact import redact
@@ -46,7 +44,7 @@ __all__ = [
     "lcs",
 ]
 
-OnFailure = Literal["stop", "skip"] | float
+OnError = Literal["stop", "skip"] | float
 """For a completion whose reward failed: stop the run, leave it out of the update, or give it this reward."""
 
 RewardFunction = Callable[..., Any]
@@ -72,22 +70,17 @@ class Completions(NamedTuple):
     columns: dict[str, list[Any]]
     trainer_state: TrainerState | None = None  # of all; None outside of training
 
-    def rows(self, numbers: Sequence[int]) -> "Completions":
-        """Return some of the completions."""
-
-        def select(values: list[Any]) -> list[Any]:
-            return [values[number] for number in numbers]
-
-        return self._replace(
-            prompts=select(self.prompts),
-            texts=select(self.texts),
-            ids=select(self.ids),
-            columns={name: select(values) for name, values in self.columns.items()},
-        )
-
     def single_rows(self) -> list["Completions"]:
         """Return each completion by itself."""
-        return [self.rows([number]) for number in range(len(self.texts))]
+        return list(map(self._row, range(len(self.texts))))
+
+    def _row(self, number: int) -> "Completions":
+        return self._replace(
+            prompts=[self.prompts[number]],
+            texts=[self.texts[number]],
+            ids=[self.ids[number]],
+            columns={name: [values[number]] for name, values in self.columns.items()},
+        )
 
 
 class Failed(NamedTuple):
@@ -119,62 +112,14 @@ Scorer = Callable[[Completions], Scores]
 """One way of calling a reward function: for the batch, row by row, or in other processes."""
 
 
-class ResultCache:
-    """Computes equal rows of a batch once, and keeps the latest results for later batches; safe for threads.
-
-    Args:
-        size: how many results are kept; the least recently used is dropped first.
-    """
-
-    def __init__(self, size: int):
-        self._size = size
-        self._results: OrderedDict[Hashable, Any] = OrderedDict()
-        self._lock = Lock()
-
-    def results(
-        self,
-        keys: Sequence[Hashable],
-        compute: Callable[[list[int]], Iterable[Any]],
-        may_keep: Callable[[Any], bool],
-    ) -> tuple[list[Any], int]:
-        """Return the result of each row, and how many rows were cached or equal to another of the batch.
-
-        Args:
-            keys: of each row, what its result depends on.
-            compute: from the numbers of rows to their results.
-            may_keep: whether a result may be given to a later batch; a failure may not happen again.
-        """
-        with self._lock:
-            # Copied, as another thread may drop them before they are returned.
-            results = {key: self._results[key] for key in keys if key in self._results}
-        new_rows: dict[Hashable, int] = {}
-        for row, key in enumerate(keys):
-            if key not in results:
-                new_rows.setdefault(key, row)
-        if new_rows:
-            # Without the lock: other threads would wait for a function that may take long.
-            results |= zip(new_rows, compute(list(new_rows.values())), strict=True)
-        with self._lock:
-            # What was found is kept as the latest, too, so that the least recently used goes first.
-            for key, result in results.items():
-                if may_keep(result):
-                    self._results[key] = result
-                    self._results.move_to_end(key)
-            while len(self._results) > self._size:
-                self._results.popitem(last=False)
-        return [results[key] for key in keys], len(keys) - len(new_rows)
-
-
 class Reward:
-    """A reward function with its name, its weight, its cache and what happens where it fails.
+    """A reward function with its name, its weight and what happens where it fails.
 
     Args:
         name: for metrics and messages.
         function: the reward function.
         weight: of its scores in the sum.
-        on_error: for completions on which it raises or returns no number.
-        on_timeout: for completions on which it takes too long, where its scorer has a time limit.
-        cache_size: results kept for repeated completions; 0 for none.
+        on_error: for completions on which it raises or returns no number; where it takes too long, they are left out.
         scorer: how the function is called; default: in this process, once per batch.
     """
 
@@ -184,24 +129,18 @@ class Reward:
         function: RewardFunction,
         *,
         weight: float = 1.0,
-        on_error: OnFailure = "stop",
-        on_timeout: OnFailure = "skip",
-        cache_size: int = 0,
+        on_error: OnError = "stop",
         scorer: Scorer | None = None,
     ):
         self.name = name
         self.function = function
         self.weight = weight
-        self._on_failure = {"errors": on_error, "timeouts": on_timeout}
+        self._on_error = on_error
         if scorer is None:
             scorer = partial(
                 _call_or_stop if on_error == "stop" else _call_or_isolate, name, function
             )
         self._scorer = scorer
-        # Results of such functions are not cached: what they log is about a whole batch, and
-        # `trainer_state` goes on.
-        takes_more = _BATCH_ARGUMENTS & set(inspect.signature(function).parameters)
-        self._cache = ResultCache(cache_size) if cache_size and not takes_more else None
 
     def __call__(self, completions: Completions) -> Scores:
         """Score completions; failures are replaced, and the metrics count them.
@@ -211,18 +150,18 @@ class Reward:
         """
         # Python's own error for a missing argument would count as a failure of the function.
         check_columns(self.name, self.function, completions.columns)
-        scores, num_hits = self._score(completions)
-        failures = [score if isinstance(score, Failed) else None for score in scores.values]
+        scores = self._scorer(completions)
         values = [self._replace_failure(row, score) for row, score in enumerate(scores.values)]
-        counts = Counter(failure.kind for failure in failures if failure is not None)
+        counts = Counter(score.kind for score in scores.values if isinstance(score, Failed))
         metrics = {
             "reward/errors": counts["errors"],
             "reward/timeouts": counts["timeouts"],
-            "cache/reward_hits": num_hits + scores.metrics.get("cache/reward_hits", 0),
         }
         extras = scores.extras
         if counts:
-            reasons = [None if failure is None else failure.reason for failure in failures]
+            reasons = [
+                score.reason if isinstance(score, Failed) else None for score in scores.values
+            ]
             extras = extras | {f"{self.name}_failed": reasons}
         return Scores(values, scores.metrics | metrics, extras)
 
@@ -231,35 +170,16 @@ class Reward:
         if callable(close := getattr(self._scorer, "close", None)):
             close()
 
-    def _score(self, completions: Completions) -> tuple[Scores, int]:
-        """Return scores, and how many came from the cache or from an equal completion of the batch."""
-        if self._cache is None:
-            return self._scorer(completions), 0
-        metrics: dict[str, float] = {}
-
-        def compute(rows: list[int]) -> list[Score]:
-            scores = self._scorer(completions.rows(rows))
-            metrics.update(scores.metrics)
-            return scores.values
-
-        arguments = build_arguments(self.function, completions)
-        keys = [_row_key(arguments, row) for row in range(len(completions.texts))]
-
-        def may_keep(score: Score) -> bool:
-            return not isinstance(score, Failed)
-
-        scores, num_hits = self._cache.results(keys, compute, may_keep)
-        return Scores(scores, metrics, {}), num_hits
-
     def _replace_failure(self, row: int, score: Score) -> float | None:
         if not isinstance(score, Failed):
             return score
-        action = self._on_failure[score.kind]
-        if action == "stop":
+        if score.kind == "timeouts" or self._on_error == "skip":
+            return None
+        if self._on_error == "stop":
             raise DataError(
                 f"reward {self.name}: expected a number for row {row}, got {score.reason}"
             )
-        return None if action == "skip" else float(action)
+        return float(self._on_error)
 
 
 class Rewards:
@@ -448,8 +368,7 @@ def call(name: str, reward: RewardFunction, completions: Completions) -> Scores:
         return await values
 
     reports = Reports(name, len(completions.texts))
-    # In this thread, and without an event loop unless it is async: JAX and signal handlers care
-    # about it.
+    # In this thread and without an event loop, unless it is async: JAX and signals care about it.
     values = reward(**build_arguments(reward, completions, reports.arguments))
     numbers = run_to_end(awaited()) if inspect.isawaitable(values) else values
     return reports.with_scores(numbers)
@@ -486,26 +405,14 @@ class Reports:
         Raises:
             DataError: there is not one value for each completion.
         """
-        # A set has no order, and iterating over a dictionary or a text would give its keys or
-        # characters.
-        if isinstance(values, Mapping | Set | str):
-            kind = f"a {type(values).__name__}, which has no number for each completion"
-            raise DataError(
-                f"reward {self._name}: expected a list of {self._count} numbers, got {kind}"
-            )
-        try:
-            count = len(values)
-        except TypeError:
-            # A single number, also of an array library.
-            count = type(values).__name__
+        values = _to_python(values)
+        # A set has no order, and a dictionary or a text would give its keys or characters.
+        is_list = hasattr(values, "__len__") and not isinstance(values, Mapping | Set | str)
+        count = len(values) if is_list else type(values).__name__
         if count != self._count:
-            fix = "a reward for each completion"
-            raise DataError(
-                f"reward {self._name}: expected {self._count} values, got {count}; {fix}"
-            )
-        return Scores(
-            [_to_number(value) for value in _to_python(values)], self.metrics, self.extras
-        )
+            rule = f"{self._count} values, one for each completion"
+            raise DataError(f"reward {self._name}: expected {rule}, got {count}")
+        return Scores([_to_number(value) for value in values], self.metrics, self.extras)
 
     def _log_metric(self, name: str, value: Any) -> None:
         if not may_report(name):
@@ -542,19 +449,10 @@ def _to_number(value: Any) -> Score:
     value = _to_python(value)
     if value is None or isinstance(value, Failed):
         return value
-    if not isinstance(value, Real):
-        return Failed("errors", redact(f"{value!r}")[:80])
-    try:
-        number = float(value)
-    except OverflowError:
-        # An integer that no float can hold; it is too large in any case.
-        number = sys.float_info.max
-    if abs(number) <= MAX_SCORE:
-        return number
-    return Failed(
-        "errors",
-        f"{number:.4g}" + (", more than float32 can hold" if math.isfinite(number) else ""),
-    )
+    # Before it becomes a float, since an integer may be larger than any; NaN is refused, too.
+    if isinstance(value, Real) and abs(value) <= MAX_SCORE:
+        return float(value)
+    return Failed("errors", redact(repr(value))[:80])
 
 
 def _to_python(value: Any) -> Any:
@@ -567,31 +465,21 @@ def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -
     try:
         return call(name, reward, completions)
     except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        # The function begins where this file is left for the last time.
+        first = max(n for n, frame in enumerate(frames, 1) if frame.filename == __file__)
+        file = frames[first].filename if first < len(frames) else ""
         # A defect of our own functions keeps its traceback.
-        file = _source_file(reward)
-        is_ours = file is not None and Path(file).is_relative_to(Path(__file__).parent)
+        is_ours = Path(file).is_relative_to(Path(__file__).parent)
         if is_ours or isinstance(error, JaxppoError):
             raise
-        # The innermost frame of the user's file: the libraries that it calls say little about the
-        # cause.
-        frames = [
-            frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
-        ]
-        line = f" in line {frames[-1].lineno} of {file}" if frames else ""
+        # The last line in its file: the libraries that it calls say little about the cause.
+        lines = [frame.lineno for frame in frames[first:] if frame.filename == file]
+        line = f" in line {lines[-1]} of {file}" if lines else ""
         fix = "fix it, or leave out the completions on which it fails with --on_error skip"
         raise DataError(
             f"reward {name}: expected a number for each completion, got {describe_error(error)}{line}; {fix}"
         ) from error
-
-
-def _source_file(function: Any) -> str | None:
-    """Return the file that defines a function; None where that is not known."""
-    # Behind partials, decorators and callable objects.
-    while isinstance(function, partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return getattr(code, "co_filename", None)
 
 
 def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions) -> Scores:
@@ -648,16 +536,3 @@ def join_scores(batches: Sequence[Scores]) -> Scores:
         else:
             joined.metrics[name] = fmean(values, weights)
     return joined
-
-
-def _row_key(arguments: Mapping[str, Sequence[Any]], row: int) -> Hashable:
-    return tuple((name, _to_key(values[row])) for name, values in arguments.items())
-
-
-def _to_key(value: Any) -> Hashable:
-    """Return what stands for a value in the key of a cache; True, 1 and 1.0 are equal and not the same."""
-    if isinstance(value, Mapping):
-        return tuple((name, _to_key(entry)) for name, entry in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(map(_to_key, value))
-    return (type(value), value) if getattr(value, "__hash__", None) else repr(value)

@@ -210,8 +210,7 @@ def keep(setup: Setup, current: Round) -> tuple[list[data.Row], list[data.Row]]:
         )
     kept_rows = [sampled_plans.as_reference(setup.rows[plan.row], plan) for plan in selected]
     processes.on_first(lambda: dataset_files.write_jsonl(kept_rows, current.folder / KEPT_FILE))
-    # Seed and round alone decide which of the start's rows come, so a resumed round learns from the
-    # same.
+    # By seed and round alone, so that a resumed round learns from the same rows.
     rng = np.random.default_rng((config.run.seed, current.number))
     order = rng.permutation(len(setup.start_rows))
     num_start_rows = round(config.start_ratio * len(selected))

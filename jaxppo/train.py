@@ -29,7 +29,7 @@ from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
-from jaxppo.reward_functions.judged import Judge, failed_samples
+from jaxppo.reward_functions.judge import Judge, failed_samples
 from jaxppo.rewards import Rewards, TrainerState
 from jaxppo.rl.batch_sources import OneStepAhead, OnPolicy
 from jaxppo.rl.describe import plan_of, print_plan

@@ -111,7 +111,7 @@ class Batch:
     outputs_s: Future[float] | None = None
     completion_ids: np.ndarray | None = None  # [B, C] int32, those of the rollout on the host
     completion_mask: np.ndarray | None = None  # [B, C] bool
-    # From the reward functions, on the host: `reward_functions.judged`.
+    # From the reward functions, on the host: `reward_functions.judge`.
     completions: list[str] = field(default_factory=list)  # [B] texts
     # [B]; None: the completion has no score
     scores: list[float | None] = field(default_factory=list)

@@ -35,8 +35,8 @@ COUNTED = {
 }
 SETTINGS = """--preset tiny --num_sample_generations 0 --sizes test=4:4 test_longer=5:4 --batch_size 8
 --response_length 16 --num_ppo_epochs 1 --num_mini_batches 1 --save_steps 50 --save_total_limit 2
---reward_funcs plan server {module}:unruly --reward_weights 1 0.1 0.1 --reward_server_columns
---reward_server_url http://127.0.0.1:{port} --reward_timeout_s 2 --on_error 0.0
+--reward_funcs plan http://127.0.0.1:{port} {module}:unruly --reward_weights 1 0.1 0.1
+--reward_timeout_s 2 --on_error 0.0
 --quiet"""
 
 

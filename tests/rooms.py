@@ -34,7 +34,7 @@ ROOMS = (
         "what an update costs: memory, FLOPs, throughput, traces, compilation, absent targets",
     ),
     Room(("rl",), "rollout, advantages, losses, update; an algorithm is a file and a row of one table"),
-    Room(("rewards",), "the reward protocol: functions called, cached, added up, their failures dealt with"),
+    Room(("rewards",), "the reward protocol: functions called, added up, their failures dealt with"),
     Room(("reward_functions",), "built-in rewards: plans, reward models, sentiment, HTTP, isolated processes"),
     Room(("evaluate",), "answers to held-out rows: generated, judged, measured, compared"),
     Room(("report",), "everything drawn: the pages of runs and evaluations, and one picture"),

@@ -24,6 +24,7 @@ from jaxppo.config import RewardServerConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning.datasets.rows import build_split
+from jaxppo.reward_functions import http_client
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
 from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE
 from jaxppo.reward_functions.plan import make_plan_reward
@@ -119,15 +120,16 @@ def scored(reward, rows, texts):
     return Reports("plan", len(rows)).with_scores(values), own_metrics, extras
 
 
-def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks():
+def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks(monkeypatch):
     rows = build_split("test", sizes={4: 30}, seed=1, unique=True)
     texts = random_completions(rows, random.Random(0))
     reward = make_plan_reward()
     scores, metrics, extras = scored(reward, rows, texts)
     with running(reward) as url:
-        assert scored(RewardClient(url, with_columns=True), rows, texts) == (scores, metrics, extras)
+        assert scored(RewardClient(url), rows, texts) == (scores, metrics, extras)
         # In several requests, whose means are weighted by their rows.
-        cut_scores, cut_metrics, cut_extras = scored(RewardClient(url, with_columns=True, batch_size=7), rows, texts)
+        monkeypatch.setattr(http_client, "BATCH_SIZE", 7)
+        cut_scores, cut_metrics, cut_extras = scored(RewardClient(url), rows, texts)
     assert (cut_scores, cut_extras) == (scores, extras)
     assert cut_metrics["reward/mean"] == pytest.approx(metrics["reward/mean"], abs=1e-12)
     assert len(set(scores.values)) > 3 and 0 < metrics["reward/plan_valid"] < 1
@@ -140,16 +142,15 @@ def test_plan_reward_over_http_is_the_plan_reward_and_names_what_a_request_lacks
     ("body", "status", "named"),
     [
         (b"", 400, "body"),
-        (b'{"messages": [NaN]}', 400, "NaN"),
+        (b'{"messages": [NaN]}', 422, "NaN"),
         (b"[" * 50_000, 400, "body"),
-        (b'{"messages": ["a"], "columns": {"c": [%s1%s]}}' % (b"[" * 40, b"]" * 40), 400, "32"),
         ([], 422, "JSON object"),
         ({}, 422, "messages"),
         ({"messages": ["a", 1]}, 422, "messages.* 1, "),
         ({"messages": ["a"], "prompts": ["a"]}, 422, "prompts and completions"),
-        ({"messages": ["a"], "prompts": [], "completions": ["a"]}, 422, "column prompts"),
+        ({"messages": ["a"], "prompts": [], "completions": ["a"]}, 422, "column .prompts"),
         ({"messages": ["a"], "columns": [["x"]]}, 422, "columns"),
-        ({"messages": ["a"], "columns": {"c": ["x", "y"]}}, 422, "column c"),
+        ({"messages": ["a"], "columns": {"c": ["x", "y"]}}, 422, "column .c"),
         ({"messages": ["a"], "columns": {"log_metric": ["x"]}}, 422, "log_metric"),
     ],
 )
@@ -163,12 +164,13 @@ def test_server_names_what_is_wrong_with_a_request(body, status, named, open_ser
 
 
 @pytest.mark.parametrize(("sent_as", "token"), [("declared", None), ("chunked", TOKEN)])
-def test_server_refuses_a_long_body(sent_as, token):
+def test_server_refuses_a_long_body(sent_as, token, monkeypatch):
+    monkeypatch.setattr(reward_server, "MAX_BODY_BYTES", 2**20)
     reward = Counting()
     body = json.dumps({"messages": ["x" * 3_000_000]}).encode()
     content = body if sent_as == "declared" else iter([body[i : i + 65536] for i in range(0, len(body), 65536)])
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    with running(reward, max_body_mib=1, token=token) as url:
+    with running(reward, token=token) as url:
         answer = httpx2.post(url, content=content, headers=headers, timeout=PATIENCE_S, **DIRECT)
         assert answer.status_code == 413
         assert "1048576" in answer.json()["error"]
@@ -291,9 +293,10 @@ def test_server_answers_health_while_as_many_rewards_as_allowed_are_computed(wor
     assert gate.most == workers and sorted(gate.calls) == ["0", "1", "2", "3"]
 
 
-def test_a_client_that_leaves_is_not_scored_and_gives_its_place_to_others():
+def test_a_client_that_leaves_is_not_scored_and_gives_its_place_to_others(monkeypatch):
+    monkeypatch.setattr(reward_server, "MAX_WAITING", 1)
     gate = Gate()
-    with running(gate, max_waiting=1) as url, ThreadPoolExecutor(2) as pool:
+    with running(gate) as url, ThreadPoolExecutor(2) as pool:
         first = pool.submit(post, url, {"messages": ["first"]})
         assert gate.entered.acquire(timeout=PATIENCE_S)
         with pytest.raises(httpx2.ReadTimeout):
@@ -321,12 +324,14 @@ def answer_to(connection, request):
     return received
 
 
-def test_server_holds_no_more_bodies_than_it_says():
+def test_server_holds_no_more_bodies_than_it_says(monkeypatch):
     """Its memory while twenty clients have sent all but the end of theirs; docs/reward_server.md has the bound."""
     size, places, clients = 2**20, 1 + 3, 20
+    monkeypatch.setattr(reward_server, "MAX_BODY_BYTES", size)
+    monkeypatch.setattr(reward_server, "MAX_WAITING", places - 1)
     buffers = clients * 384 * 2**10
     body = b'{"messages": ["' + b"x" * (size - 18)
-    with running(length, max_body_mib=1, max_waiting=places - 1) as url, contextlib.ExitStack() as stack:
+    with running(length) as url, contextlib.ExitStack() as stack:
         post(url, {"messages": ["warm"]})
         tracemalloc.start()
         stack.callback(tracemalloc.stop)
@@ -411,8 +416,6 @@ def test_serve_names_the_extra_that_is_missing(package, monkeypatch):
     ("setting", "values"),
     [
         ("port", ["70000"]),
-        ("max_waiting", ["-1"]),
-        ("max_body_mib", ["nan"]),
         ("reward_funcs", ["plan", "a:b"]),
     ],
 )
@@ -497,7 +500,7 @@ def test_command_serves_the_plan_reward_and_finishes_on_sigterm(tmp_path, monkey
     texts = random_completions(rows, random.Random(1))
     with Command(tmp_path, *SERVER, "plan", token=TOKEN) as command:
         assert re.fullmatch(r"reward plan on http://127\.0\.0\.1:\d+\n", command.line)
-        served = RewardClient(command.url, with_columns=True)
+        served = RewardClient(command.url)
         assert scored(served, rows, texts)[0] == scored(make_plan_reward(), rows, texts)[0]
         assert post(command.url, {"messages": ["a"]}).status_code == 401
         assert command.stop(signal.SIGTERM) == (0, "", "")

@@ -13,7 +13,7 @@ import pytest
 from jaxppo import data
 from jaxppo.errors import DataError
 from jaxppo.reward_functions import plan
-from jaxppo.reward_functions.isolated import Concurrent
+from jaxppo.reward_functions.isolated import score_concurrently
 from jaxppo.rewards import Completions, Failed, Reward, Rewards, Scores, TrainerState, call, join_scores
 
 
@@ -26,11 +26,11 @@ def batch(texts=("x", "yy", "zzz"), columns=None, prompts=None):
 
 def run_reward(function, columns=None, texts=("x", "yy", "zzz"), timeout_s=None, **options):
     name = getattr(function, "__name__", "reward")
-    scorer = None if timeout_s is None else Concurrent(name, function, timeout_s)
+    scorer = None if timeout_s is None else functools.partial(score_concurrently, name, function, timeout_s)
     return Reward(name, function, scorer=scorer, **options)(batch(texts, columns))
 
 
-NO_TROUBLE = {"reward/errors": 0, "reward/timeouts": 0, "cache/reward_hits": 0}
+NO_TROUBLE = {"reward/errors": 0, "reward/timeouts": 0}
 
 
 def test_reward_gives_a_function_every_column_by_name():
@@ -100,9 +100,9 @@ def test_any_callable_may_give_any_kind_of_numbers(function, values):
         # Without an order, or read as keys.
         ({0: 1.0, 1: 2.0, 2: 3.0}, "dict"),
         ("123", "str"),
-        ([0.0, 0.0], "3 values, got 2"),
-        (None, "3 values, got NoneType"),
-        (np.float32(0.5), "3 values, got float32"),
+        ([0.0, 0.0], "3 values, .* got 2"),
+        (None, "3 values, .* got NoneType"),
+        (np.float32(0.5), "3 values, .* got float"),
         # What is no number that float32 can hold.
         ([0.0, 1e39, 1.0], "row 1"),
         ([0.0, 10**400, 1.0], "row 1"),
@@ -284,26 +284,23 @@ def test_on_error_costs_only_the_completions_that_fail(function, timeout_s, on_e
     assert scores.extras == {"shout": ["X", None, "ZZZ"]} | failed
 
 
-@pytest.mark.parametrize(("on_timeout", "instead"), [("skip", None), (0.25, 0.25)])
-def test_an_async_function_has_its_time_limit_for_every_completion(on_timeout, instead):
+def test_an_async_function_has_its_time_limit_for_every_completion():
     async def sleepy(completions):
         (text,) = completions
         await asyncio.sleep(60.0 if text == "yy" else 0.0)
         return [1.0]
 
-    scores = run_reward(sleepy, timeout_s=0.3, on_timeout=on_timeout)
-    assert scores.values == [1.0, instead, 1.0]
+    scores = run_reward(sleepy, timeout_s=0.3)
+    assert scores.values == [1.0, None, 1.0]
     assert scores.metrics == NO_TROUBLE | {"reward/timeouts": 1}
     assert scores.extras == {"sleepy_failed": [None, "no answer within 0.3 s", None]}
-    with pytest.raises(DataError, match=r"reward sleepy: .*row 1, .*0\.3 s"):
-        run_reward(sleepy, timeout_s=0.3, on_timeout="stop")
 
 
 def test_a_time_limit_is_of_each_completion_and_one_of_the_function_itself_is_an_error_of_it():
     async def broken(completions):
         raise TimeoutError("database: no answer")
 
-    scores = run_reward(broken, timeout_s=30.0, on_timeout="stop", on_error="skip")
+    scores = run_reward(broken, timeout_s=30.0, on_error="skip")
     assert scores.values == [None] * 3 and scores.metrics["reward/errors"] == 3
     assert scores.extras["broken_failed"] == ["TimeoutError: database: no answer"] * 3
 
@@ -316,69 +313,6 @@ def test_a_time_limit_is_of_each_completion_and_one_of_the_function_itself_is_an
 
     arrived = []
     assert run_reward(meeting, timeout_s=30.0).values == [1.0] * 3
-
-
-def test_repeated_completions_are_asked_for_once():
-    calls = []
-
-    def counted(completions, answer):
-        calls.append((completions, answer))
-        return [float(len(text) * n) for text, n in zip(completions, answer, strict=True)]
-
-    reward = Reward("counted", counted, cache_size=3)
-    first = reward(batch(["x", "yy", "x"], {"answer": [2, 2, 2]}, ["p"] * 3))
-    assert first.values == [2.0, 4.0, 2.0] and calls == [(["x", "yy"], [2, 2])]
-    assert first.metrics["cache/reward_hits"] == 1
-    second = reward(batch(["yy", "x", "x"], {"answer": [2, 2, 3]}, ["p"] * 3))
-    assert second.values == [4.0, 2.0, 3.0] and calls[1:] == [(["x"], [3])]  # another column, another question
-    assert second.metrics["cache/reward_hits"] == 2
-    reward(batch(["z"], {"answer": [1]}, ["p"]))  # one too many: the least recently used is forgotten
-    calls.clear()
-    reward(batch(["x", "yy"], {"answer": [2, 2]}, ["p"] * 2))
-    assert calls == [(["yy"], [2])]
-
-
-def test_what_is_not_remembered_is_asked_for_again():
-    """With a cache of 0, and where a function reports."""
-    calls = []
-
-    def counted(completions):
-        calls.append(len(completions))
-        return [0.0] * len(completions)
-
-    def reporting(completions, log_metric):
-        return counted(completions)
-
-    for function, size in ((counted, 0), (reporting, 10)):
-        reward = Reward("counted", function, cache_size=size)
-        assert reward(batch(["x", "x"])).metrics["cache/reward_hits"] == 0
-    assert calls == [2, 2]
-    # Failures are asked for again, and None is remembered.
-    calls = []
-
-    def improving(completions):
-        calls.append(completions)
-        if len(calls) == 1:
-            raise OSError("not yet")
-        return [None] * len(completions)
-
-    reward = Reward("improving", improving, cache_size=10, on_error="skip")
-    for expected in (1, 1, 2):  # the batch of one fails, and is tried again by itself
-        reward(batch(["x"]))
-        assert len(calls) >= expected
-    assert len(calls) == 2
-
-
-def test_columns_of_any_kind_can_be_remembered_and_truths_are_no_numbers():
-    def kind(completions, answer, tools):
-        numbers = [float(isinstance(value, bool)) + 2.0 * isinstance(value, float) for value in answer]
-        return [number + 10 * len(tool["a"]) for number, tool in zip(numbers, tools, strict=True)]
-
-    reward = Reward("kind", kind, cache_size=10)
-    columns = {"answer": [1, True, 1.0, [1], [True], 1, 1], "tools": [{"a": np.arange(1)}] * 6 + [{"a": np.arange(2)}]}
-    scores = reward(batch(["x"] * 7, columns, ["p"] * 7))
-    assert scores.values == [10.0, 11.0, 12.0, 10.0, 10.0, 10.0, 20.0]
-    assert scores.metrics["cache/reward_hits"] == 1  # of the first row
 
 
 def test_rewards_are_a_weighted_sum_without_the_functions_that_cannot_score_a_completion():
@@ -406,13 +340,11 @@ def test_counts_add_up_over_functions_and_a_batch_without_any_score_has_the_reas
         "picky",
         lambda completions: [1 / (text != "yy") for text in completions],
         on_error="skip",
-        cache_size=5,
     )
     together = Rewards([broken, picky])
     scores = together(batch())
     assert scores.metrics["reward/errors"] == 2 and scores.metrics["reward/not_scorable"] == 0
     assert scores.extras["broken_failed"] == ["nan", None, None]
-    assert together(batch()).metrics["cache/reward_hits"] == 2  # all but the failed one
     reward = Reward("broken", lambda completions: 1 / 0, on_error="skip")
     scores = Rewards([reward])(batch())
     assert scores.values == [None] * 3 and scores.metrics["reward/not_scorable"] == 3
@@ -430,13 +362,13 @@ def test_an_async_function_is_scored_where_an_event_loop_runs_already(in_rows):
 
     async def cell():
         user.set(10.0)
-        scorer = Concurrent("judge", judge, 5.0) if in_rows else None
+        scorer = functools.partial(score_concurrently, "judge", judge, 5.0) if in_rows else None
         return Rewards([Reward("judge", judge, scorer=scorer)])(batch()).values
 
     assert asyncio.run(cell()) == [11.0, 12.0, 13.0]
 
 
-def test_a_function_that_asks_for_it_learns_how_far_training_is_and_is_not_remembered():
+def test_a_function_that_asks_for_it_learns_how_far_training_is():
     def seen(completions, trainer_state):
         return [0.0 if trainer_state is None else float(trainer_state.global_step)] * len(completions)
 
@@ -444,7 +376,7 @@ def test_a_function_that_asks_for_it_learns_how_far_training_is_and_is_not_remem
         assert "trainer_state" not in columns  # which has no entry for each completion
         return [0.0] * len(completions)
 
-    rewards = Rewards([Reward("seen", seen, cache_size=10), Reward("others", others)])
+    rewards = Rewards([Reward("seen", seen), Reward("others", others)])
     assert rewards(batch()).values == [0.0] * 3
     for step in (3, 4):
         rewards.trainer_state = TrainerState(step, 8, 0.5, 16 * step, 128)

@@ -22,7 +22,7 @@ from jaxppo.config.data import (
 )
 from jaxppo.config.hub import HubConfig
 from jaxppo.config.optimizer import OptimizerConfig, PeftConfig
-from jaxppo.config.reward import RewardConfig
+from jaxppo.config.reward import RewardConfig, is_reward_server, reward_name
 from jaxppo.config.rl import RLConfig
 from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
@@ -57,6 +57,7 @@ __all__ = [
     "TrainConfig",
     "Validator",
     "is_repo_id",
+    "is_reward_server",
     "old_settings",
     "parse_sizes",
     "paths",
@@ -64,5 +65,6 @@ __all__ = [
     "redact",
     "require",
     "require_repo_id",
+    "reward_name",
     "sources",
 ]

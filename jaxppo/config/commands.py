@@ -1,7 +1,6 @@
 """The settings of the commands that learn nothing: evaluate, export, reward_server and report."""
 
 import dataclasses
-import math
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -50,7 +49,6 @@ class EvaluateConfig:
         "reward_weights",
         "reward_timeout_s",
         "sentiment_label",
-        "reward_server_columns",
         "target",
     )
     """Fields of the groups that this command has no flags for."""
@@ -246,20 +244,9 @@ class RewardServerConfig:
     """Port to listen on; 0 for any free one, which is printed."""
     workers: int = 1
     """Requests worked on at a time; above 1 the function has to be safe for threads."""
-    max_waiting: int = 32
-    """Requests that may wait beside them; one more is refused with the status 503, to be sent again later."""
-    max_body_mib: float = 64.0
-    """Longest request, in MiB."""
 
     def __post_init__(self) -> None:
         require(0 <= self.port < 2**16, "port", "a port, or 0 for a free one", self.port)
-        require(self.max_waiting >= 0, "max_waiting", "an integer of at least 0", self.max_waiting)
-        require(
-            0 < self.max_body_mib < math.inf,
-            "max_body_mib",
-            "a finite number above 0",
-            self.max_body_mib,
-        )
         require_positive(self, "workers")
         requirement = (
             "one function: a client asks a server for one score, and can weigh it with others"
@@ -276,7 +263,6 @@ class RewardServerConfig:
             "reward_timeout_s",
             "reward_workers",
             "on_error",
-            "on_timeout",
         ):
             value = getattr(self.reward, name)
             default_value = getattr(default, name)

@@ -40,6 +40,12 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
     """
     result = {}
     moved: dict[str, list[str]] = {}
+    # The function `server` had its address in a setting of its own.
+    url = values.get("reward_server_url")
+    functions = as_list(values.get("reward_funcs"))
+    if url is not None and "server" in functions:
+        functions = [url if function == "server" else function for function in functions]
+        values = {**values, "reward_funcs": functions, "reward_server_url": None}
     for name, value in values.items():
         setting = OLD_SETTINGS.get(name)
         # `stream_lengths` is an old name and a present one: text was the old form, a list of
@@ -140,6 +146,12 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "soft_punish_cache": OldSetting(
         "write a module:function for --reward_funcs (docs/own_reward.md)"
     ),
+    "reward_server_url": OldSetting("say --reward_funcs http://HOST:8000 in place of server"),
+    "reward_server_columns": OldSetting("a server always gets the columns", (False, True)),
+    "max_waiting": OldSetting("it is 32", (32,)),
+    "max_body_mib": OldSetting("it is 64", (64.0,)),
+    "reward_cache_size": OldSetting("a function can keep its results itself (functools.cache)"),
+    "on_timeout": OldSetting("a completion that takes too long is left out", ("skip",)),
     "pool": OldSetting("its gain was within the intervals (docs/experiments/)", ("round",)),
     "start_from": OldSetting("every round trains the model that the run started from", ("start",)),
     "greater_is_better": OldSetting(

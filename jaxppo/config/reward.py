@@ -17,8 +17,6 @@ TRAINING_REWARD_FIELDS = (
     "partial",
     "normalise_by",
     "partial_scale",
-    "reward_server_url",
-    "reward_server_columns",
     "sentiment_model_path",
     "sentiment_label",
     "reward_timeout_s",
@@ -27,13 +25,24 @@ TRAINING_REWARD_FIELDS = (
 """Fields of `RewardConfig` that supervised steps have no use for."""
 
 
+def is_reward_server(name: str) -> bool:
+    """Return whether a name in `reward_funcs` is the address of a reward server."""
+    return name.startswith(("http://", "https://"))
+
+
+def reward_name(name: str) -> str:
+    """Return what metrics and samples call a function of `reward_funcs`: of module:function the second part."""
+    return "server" if is_reward_server(name) else name.rpartition(":")[2]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
     """The reward of a completion: the weighted sum of what reward functions give it."""
 
     reward_funcs: tuple[str, ...] = ("plan",)
-    """Functions of the sum: plan (1 if the plan is valid, else partial), model (a learned reward model), server (asked
-    over HTTP), sentiment (a text classifier), or module:function in TRL's calling convention."""
+    """Functions of the sum: plan (1 if the plan is valid, else partial), model (a learned reward model), sentiment (a
+    text classifier), module:function in TRL's calling convention, or the address of a reward server such as
+    http://host:8000 (docs/reward_server.md)."""
     reward_weights: tuple[float, ...] | None = None
     """Weight of each function; default: 1."""
     partial: Literal["lccs", "lcs", "prefix", "goal"] = "lccs"
@@ -49,26 +58,17 @@ class RewardConfig:
     """Fraction of the plans judged in this process that VAL judges again; default: 0.01 where VAL is installed."""
     reward_model_path: str | None = None
     """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base."""
-    reward_server_url: str | None = None
-    """Where `server` is asked, in LLaMA-Factory's contract; a bearer token is read from JAXPPO_REWARD_TOKEN."""
-    reward_server_columns: bool = False
-    """Send prompts, completions and data columns to the server too, which a plan reward there needs."""
     sentiment_model_path: str | None = None
     """Text classification folder or hub id of `sentiment`."""
     sentiment_label: str = "POSITIVE"
     """The label whose raw logit is the reward."""
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
-    for each of up to four attempts to ask the server (default 30)."""
+    for each of up to four attempts to ask a server (default 30); a completion that takes longer is left out."""
     reward_workers: int = python_only(2)
     """Processes of each module:function that has a time limit."""
     on_error: Literal["stop", "skip"] | float = "stop"
     """A completion whose reward function fails stops the run, is left out of the update, or gets this reward."""
-    on_timeout: Literal["stop", "skip"] | float = python_only("skip")
-    """The same for a completion that takes too long."""
-    reward_cache_size: int | None = python_only(None)
-    """Results that every function keeps for repeated completions of a prompt; default: 10000 for plan, and 0 for a
-    module:function, which may look at the whole batch or draw numbers."""
 
     def __post_init__(self) -> None:
         require_positive(self, "val_timeout_s", "reward_workers")
@@ -78,16 +78,8 @@ class RewardConfig:
         if self.reward_timeout_s is not None:
             require_positive(self, "reward_timeout_s")
             require_finite(self, "reward_timeout_s")
-        require(
-            (self.reward_cache_size or 0) >= 0,
-            "reward_cache_size",
-            "at least 0",
-            self.reward_cache_size,
-        )
-        for name in ("on_error", "on_timeout"):
-            value = getattr(self, name)
-            fits = isinstance(value, str) or math.isfinite(value)
-            require(fits, name, "stop, skip or a finite number", value)
+        fits = isinstance(self.on_error, str) or math.isfinite(self.on_error)
+        require(fits, "on_error", "stop, skip or a finite number", self.on_error)
         self._check_functions()
 
     def _check_functions(self) -> None:
@@ -97,8 +89,7 @@ class RewardConfig:
         require(
             len(set(functions)) == len(functions), "reward_funcs", "each function once", functions
         )
-        # Metrics go by the name after the colon: a:score and b:score would be one column.
-        names = {name.rpartition(":")[2] for name in functions}
+        names = set(map(reward_name, functions))
         requirement = "functions of different names, by which metrics and samples tell them apart"
         require(len(names) == len(functions), "reward_funcs", requirement, functions)
         if weights is not None:

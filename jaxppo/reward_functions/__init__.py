@@ -8,7 +8,7 @@ __all__ = [
     "http_client",
     "http_contract",
     "isolated",
-    "judged",
+    "judge",
     "plan",
     "registry",
     "reward_model",

@@ -9,7 +9,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError
@@ -19,9 +20,6 @@ from jaxppo.run.jsonl import plain
 TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
 """Environment variable with the bearer token, the same for client and server; it has no flag and no config key."""
 
-MAX_DEPTH = 32
-"""Most levels of nested lists and objects in a request."""
-
 
 def environment_token() -> str | None:
     """Return the bearer token of this process; None where the variable is not set or empty.
@@ -29,33 +27,15 @@ def environment_token() -> str | None:
     Raises:
         ConfigError: it holds characters that no bearer token has (the message does not show it).
     """
-    return checked_token(os.environ.get(TOKEN_VARIABLE) or None, TOKEN_VARIABLE)
-
-
-def checked_token(token: str | None, name: str) -> str | None:
-    """Return the token if it may stand in a header, else raise a `ConfigError` that calls it `name`."""
+    token = os.environ.get(TOKEN_VARIABLE)
     # The characters of a bearer token in RFC 6750.
-    if token is not None and re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII) is None:
-        raise ConfigError(
-            f"{name}: expected a token of letters, digits and -._~+/=, got other characters or nothing"
-        )
-    return token
+    if token and re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII) is None:
+        rule = "a token of letters, digits and -._~+/="
+        raise ConfigError(f"{TOKEN_VARIABLE}: expected {rule}, got other characters")
+    return token or None
 
 
 # --- requests
-
-
-def messages(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
-    """Return the texts that a server scores: each prompt followed by its completion.
-
-    Raises:
-        DataError: there are not as many prompts as completions.
-    """
-    if len(prompts) != len(completions):
-        raise DataError(
-            f"reward server: expected a prompt per completion, got {len(prompts)} and {len(completions)}"
-        )
-    return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 
 def check_lengths(columns: Mapping[str, Any], count: int) -> None:
@@ -64,35 +44,27 @@ def check_lengths(columns: Mapping[str, Any], count: int) -> None:
         is_list = hasattr(values, "__len__") and not isinstance(values, str | bytes | Mapping)
         length = len(values) if is_list else type(values).__name__
         if length != count:
-            raise DataError(
-                f"column {_printable(name)}: expected a list of {count} values, got {length}"
-            )
+            # A name from a request may hold anything.
+            shown = ascii(name)[:80]
+            raise DataError(f"column {shown}: expected a list of {count} values, got {length}")
 
 
-def encode_request(model: str, texts: Sequence[str], extension: Mapping[str, Any]) -> bytes:
+def encode_request(content: Mapping[str, Any]) -> bytes:
     """Encode the body of a request.
 
-    Args:
-        model: value of "model", which LLaMA-Factory's servers expect.
-        texts: what to score.
-        extension: what goes beyond LLaMA-Factory's request, or nothing.
-
     Raises:
-        DataError: a value that JSON does not have, such as NaN or bytes; it names the column.
+        DataError: a column holds a value that JSON does not have, such as NaN or bytes.
     """
-    fields = {"model": model, "messages": texts, **extension}
     try:
-        return dumps(fields)
+        return dumps(content)
     except (TypeError, ValueError, RecursionError):
         # Encoded one by one only now, to find the column to name.
-        columns = fields.pop("columns", {})
-        for name, values in (fields | columns).items():
+        for name, values in content["columns"].items():
             try:
                 dumps(values)
             except (TypeError, ValueError, RecursionError) as error:
-                raise DataError(
-                    f"column {name}: expected values that JSON can hold, got: {error}"
-                ) from None
+                rule = "values that JSON can hold"
+                raise DataError(f"column {name!r}: expected {rule}, got: {error}") from None
         raise
 
 
@@ -120,13 +92,11 @@ def read_request(body: bytes | bytearray) -> Completions:
     """Read and check the body of a request; one of LLaMA-Factory's has empty prompts and no columns.
 
     Raises:
-        ValueError: the body is no JSON, or nested too deeply.
+        ValueError: the body is no JSON.
+        RecursionError: it is nested too deeply.
         DataError: it is JSON of another form; the message names the field.
     """
-    # Python reads NaN and Infinity, which are no JSON: other servers would refuse them.
-    content = json.loads(body, parse_constant=_refuse_constant)
-    if isinstance(content, dict | list) and _deeper_than(content, MAX_DEPTH):
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    content = json.loads(body)
     if not isinstance(content, dict):
         raise DataError(
             f"expected a JSON object with a list of texts as messages, got {kind(content)}"
@@ -156,21 +126,6 @@ def read_request(body: bytes | bytearray) -> Completions:
     return Completions(prompts, completions, completion_ids, columns)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _deeper_than(content: dict[str, Any] | list[Any], levels: int) -> bool:
-    """Return whether lists and objects are nested in more than so many levels; looks no deeper than that."""
-    if levels == 0:
-        return True
-    values = content.values() if isinstance(content, dict) else content
-    # Most values of a batch are token ids: no call for each of them.
-    return any(
-        _deeper_than(value, levels - 1) for value in values if isinstance(value, (dict, list))
-    )
-
-
 def _texts(content: Mapping[str, Any], name: str) -> list[str]:
     values = content.get(name)
     if not isinstance(values, list):
@@ -195,15 +150,14 @@ def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) ->
     Raises:
         DataError: it is no JSON object, there are more or fewer scores, or one is neither a finite number nor null.
     """
+    text = body.decode("utf-8", "replace")
     try:
-        content = json.loads(body)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        raise DataError(f"expected JSON, got {quote(body.decode('utf-8', 'replace'))}") from None
+        raise DataError(f"expected JSON, got {quote(text)}") from None
     scores = content.get("scores") if isinstance(content, dict) else None
     if not isinstance(scores, list):
-        raise DataError(
-            f'expected {{"scores": [...]}}, got {quote(body.decode("utf-8", "replace"))}'
-        )
+        raise DataError(f'expected {{"scores": [...]}}, got {quote(text)}')
     if len(scores) != count:
         raise DataError(f"expected {count} scores, got {len(scores)}")
     # Python reads NaN, and numbers that are larger than any float.
@@ -214,19 +168,15 @@ def read_answer(body: bytes, count: int, quote: Callable[[str], str] = ascii) ->
             )
     values: list[Score] = [None if score is None else float(score) for score in scores]
     metrics = _metrics(content.get("metrics"))
-    extras = _extras(content.get("extras"), count)
+    extras = _extras(content.get("extras"), count, quote)
     return Scores(values, metrics, extras)
 
 
 def is_finite(value: Any) -> bool:
     """Return whether JSON gave a number that is finite as a float; true and false are no numbers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        # An integer above the largest float.
-        return False
+    # Also false for NaN, and for an integer above the largest float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def kind(value: Any) -> str:
@@ -234,11 +184,6 @@ def kind(value: Any) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return json.dumps(value)[:80]
-
-
-def _printable(name: str) -> str:
-    """Return a name for a message; one with blanks or control characters, or a long one, is quoted and cut."""
-    return name if re.fullmatch(r"[\w.:/-]{1,80}", name, re.ASCII) else ascii(name)[:80]
 
 
 def _metrics(content: Any) -> dict[str, float]:
@@ -253,10 +198,12 @@ def _metrics(content: Any) -> dict[str, float]:
     return {name: math.nan if value is None else float(value) for name, value in content.items()}
 
 
-def _extras(content: Any, count: int) -> dict[str, list[Any]]:
+def _extras(content: Any, count: int, quote: Callable[[str], str]) -> dict[str, list[Any]]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise DataError(f"extras: expected an object of lists, got {kind(content)}")
-    check_lengths(content, count)
+        raise DataError(f"extras: expected an object of lists, got {quote(kind(content))}")
+    for name, values in content.items():
+        if not isinstance(values, list) or len(values) != count:
+            raise DataError(f"extras: expected a list of {count} values as {quote(name)}")
     return content

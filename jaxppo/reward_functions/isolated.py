@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Pipe, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from jaxppo.errors import ConfigError
@@ -34,11 +34,6 @@ from jaxppo.rewards import (
     join_scores,
     run_to_end,
 )
-
-if sys.platform == "win32":
-    from multiprocessing.connection import PipeConnection as Connection
-else:
-    from multiprocessing.connection import Connection
 
 START_TIMEOUT_S = 120.0
 """Seconds for a process to start and import the function."""
@@ -63,8 +58,6 @@ def import_function(path: str) -> Callable[..., Any]:
     except Exception as error:
         # A module may fail in any way while it is imported.
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
-        if "/" in module or module.endswith(".py"):
-            fix = f"a module, not a path: {module.removesuffix('.py').strip('./').replace('/', '.')}:{name}"
         raise ConfigError(
             f"reward_funcs: expected a function at {path}, got {describe_error(error)}; {fix}"
         ) from error
@@ -82,44 +75,40 @@ def is_async(function: RewardFunction) -> bool:
     )
 
 
-class Concurrent:
-    """Scores completions by an `async` function, each by itself and all at the same time.
+def score_concurrently(
+    name: str, function: RewardFunction, timeout_s: float, completions: Completions
+) -> Scores:
+    """Score completions by an `async` function, each by itself and all at the same time.
 
     Args:
         name: for messages.
         function: the reward function.
         timeout_s: seconds for one completion.
+        completions: to score.
+
+    Returns:
+        The scores, with `Failed` where the function raised or took too long.
     """
 
-    def __init__(self, name: str, function: RewardFunction, timeout_s: float):
-        self._name = name
-        self._function = function
-        self._timeout_s = timeout_s
-
-    def __call__(self, completions: Completions) -> Scores:
-        """Score completions, with `Failed` where the function raised or took too long."""
-
-        async def score_rows() -> list[Scores]:
-            return await asyncio.gather(*map(self._score_row, completions.single_rows()))
-
-        return join_scores(run_to_end(score_rows()))
-
-    async def _score_row(self, row: Completions) -> Scores:
-        reports = Reports(self._name, 1)
-        limit = asyncio.timeout(self._timeout_s)
+    async def score_row(row: Completions) -> Scores:
+        reports = Reports(name, 1)
+        limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
-                values = await self._function(
-                    **build_arguments(self._function, row, reports.arguments)
-                )
+                values = await function(**build_arguments(function, row, reports.arguments))
             return reports.with_scores(values)
         except Exception as error:
             if limit.expired():
-                scores = failed_row("timeouts", _no_answer(self._timeout_s))
+                scores = failed_row("timeouts", _no_answer(timeout_s))
             else:
                 # Also for a TimeoutError of the function's own.
                 scores = failed_row("errors", describe_error(error))
             return scores._replace(metrics=reports.metrics, extras=reports.extras)
+
+    async def score_rows() -> list[Scores]:
+        return await asyncio.gather(*map(score_row, completions.single_rows()))
+
+    return join_scores(run_to_end(score_rows()))
 
 
 def _no_answer(timeout_s: float) -> str:
@@ -192,15 +181,12 @@ class _Worker:
     def __init__(self, path: str):
         self.connection, child_connection = Pipe()
         handle = child_connection.fileno()
-        if sys.platform == "win32":
-            os.set_handle_inheritable(handle, True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(handle)],
             stdin=subprocess.DEVNULL,
             # What it starts is killed with it.
             start_new_session=True,
-            close_fds=sys.platform != "win32",
-            pass_fds=() if sys.platform == "win32" else (handle,),
+            pass_fds=(handle,),
         )
         # So that the end of the process is the end of the connection.
         child_connection.close()

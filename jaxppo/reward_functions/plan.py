@@ -5,8 +5,10 @@ where its beginning is a plan: otherwise a plan followed by junk would be reward
 """
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.errors import ValidatorError
@@ -27,7 +29,6 @@ from jaxppo.planning.language.overlap import NormaliseBy, lccs, lcs, per_action
 from jaxppo.planning.language.plans import Action, ParsedPlan, PlanError
 from jaxppo.planning.solve.blocksworld import solve as solve_blocksworld
 from jaxppo.planning.validate.audit import Audit
-from jaxppo.rewards import ResultCache
 
 VALIDATOR_FAILURES = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
 """Verdicts that say nothing about the plan: it counts as not valid, and the failure is counted too."""
@@ -86,16 +87,18 @@ class _Case(NamedTuple):
 
 
 class PlanJudge:
-    """Judges completions, and caches the latest outcomes, since models repeat themselves.
+    """Judges completions, and caches the latest outcomes, since models repeat themselves; safe for threads.
 
     Args:
         scoring: how plans are judged and rewarded.
-        cache_size: number of outcomes kept; 0 for none.
+        cache_size: number of outcomes kept; 0 for none. The least recently used is dropped first.
     """
 
     def __init__(self, scoring: PlanScoring, cache_size: int = 0):
         self._scoring = scoring
-        self._cache = ResultCache(cache_size)
+        self._cache_size = cache_size
+        self._outcomes: OrderedDict[_Case, PlanOutcome] = OrderedDict()
+        self._lock = Lock()
 
     def __call__(
         self,
@@ -110,11 +113,22 @@ class PlanJudge:
         references = map(reference_plans, reference_plan)
         rows = zip(completions, domain_pddl, problem_pddl, references, prompt_style, strict=True)
         cases = [_Case(*row) for row in rows]
-
-        def judge(numbers: list[int]) -> list[PlanOutcome]:
-            return _judge([cases[number] for number in numbers], self._scoring)
-
-        return self._cache.results(cases, judge, self._may_keep)
+        with self._lock:
+            # Copied, as another thread may drop them before they are returned.
+            outcomes = {case: self._outcomes[case] for case in cases if case in self._outcomes}
+        # Equal rows of a batch are judged once.
+        new_cases = [case for case in dict.fromkeys(cases) if case not in outcomes]
+        # Without the lock: other threads would wait for VAL.
+        outcomes |= zip(new_cases, _judge(new_cases, self._scoring), strict=True)
+        with self._lock:
+            # Those that were cached become the latest, too.
+            for case, outcome in outcomes.items():
+                if self._may_keep(outcome):
+                    self._outcomes[case] = outcome
+                    self._outcomes.move_to_end(case)
+            while len(self._outcomes) > self._cache_size:
+                self._outcomes.popitem(last=False)
+        return [outcomes[case] for case in cases], len(cases) - len(new_cases)
 
     def _may_keep(self, outcome: PlanOutcome) -> bool:
         # Where VAL gave no verdict, it may do so the next time; the limits of the built-in
@@ -177,6 +191,7 @@ def _outcome(
         if scoring.partial == "lccs"
         else _partial(case, actions, verdict, references, scoring)
     )
+    # Junk around a reference costs no overlap with it, so such plans are counted.
     holds_reference = any(
         reference and lcs(actions, reference, "reference") == 1.0 for reference in references
     )
@@ -200,6 +215,7 @@ def _partial(
     if verdict.executed_steps is None:
         verdict = validate_actions(case.domain_pddl, case.problem_pddl, actions)
     if scoring.partial == "goal":
+        # A goal without conditions is reached by whatever can be carried out.
         return (
             (verdict.goals_reached or 0) / verdict.goals
             if verdict.goals
@@ -236,11 +252,13 @@ def check_validator(validator: str) -> None:
     Raises:
         ValidatorError: it is missing, does not start, or does not say "valid".
     """
+    # The smallest task that needs a plan, since every run with this validator begins with it.
     problem_pddl = BLOCKSWORLD.generate_problem(2, random.Random(0), "self-test")
     problem = parse_problem(problem_pddl, parse_domain(BLOCKSWORLD.pddl))
     verdict = validate_actions(
         BLOCKSWORLD.pddl, problem_pddl, solve_blocksworld(problem), validator
     )
+    # A binary that starts and reads nothing says no to every plan, which no run would notice.
     if not verdict.valid:
         raise ValidatorError(
             f"validator {validator}: expected 'valid' for a valid plan, got '{describe(verdict)}'"
@@ -335,6 +353,7 @@ def plan_metrics(outcomes: Sequence[PlanOutcome]) -> dict[str, float]:
         "lccs": mean(outcome.lccs for outcome in outcomes),
         "partial": mean(outcome.partial for outcome in outcomes),
         "mean": mean(outcome.reward for outcome in outcomes),
+        # How the partial reward is gamed; the run warns of both.
         "invalid_with_reference": mean(
             outcome.holds_reference and not outcome.verdict.valid for outcome in outcomes
         ),

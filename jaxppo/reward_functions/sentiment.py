@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo import toys
-from jaxppo.config import require
 from jaxppo.errors import ConfigError, ModelError, hub_fix
 
 UNLIMITED = 10**9
 """Tokenizers without a longest length say 10^30."""
 
+BATCH_SIZE = 16
+"""Texts classified at a time."""
+
 
 def make_sentiment_reward(
-    model_path: str,
-    label: str = "POSITIVE",
-    batch_size: int = 16,
+    model_path: str, label: str = "POSITIVE"
 ) -> Callable[..., list[float | None]]:
     """Make a reward function: the logit of a label, as in TRL's example, by a text-classification pipeline.
 
@@ -30,7 +30,6 @@ def make_sentiment_reward(
         model_path: toy, folder or hub id (user/name or user/name@revision) of a sequence classification model with its
             tokenizer and weights in safetensors; code in it is not run.
         label: name of the label, in any case, whatever its index.
-        batch_size: texts at a time.
 
     Returns:
         The function. It gives None for a text without any token, which only tokenizers without special tokens make.
@@ -39,15 +38,17 @@ def make_sentiment_reward(
         ConfigError: a bad option, or no such label (the message lists those there are).
         ModelError: torch is missing, the folder cannot be read, or it holds no trained classifier.
     """
-    require(batch_size >= 1, "batch_size", "an integer of at least 1", batch_size)
     model, tokenizer = _load(model_path)
     name = find_label(model.config.id2label, label)
-    classify = _pipeline(model, tokenizer)
+    # transformers takes seconds to import, and torch need not be installed.
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
     max_tokens = longest_text(model, tokenizer)
     truncation = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
     options = {"top_k": None, "function_to_apply": "none", **truncation}
     # Without a padding token, texts cannot be batched.
-    options["batch_size"] = batch_size if tokenizer.pad_token_id is not None else 1
+    options["batch_size"] = BATCH_SIZE if tokenizer.pad_token_id is not None else 1
 
     def sentiment(
         prompts: Sequence[str],
@@ -62,9 +63,8 @@ def make_sentiment_reward(
             return []
         rewards: list[float | None] = [None] * len(texts)
         # The pipeline fails on a text without any token.
-        scorable = [
-            row for row, ids in enumerate(tokenizer(texts, **truncation)["input_ids"]) if ids
-        ]
+        token_ids = tokenizer(texts, **truncation)["input_ids"]
+        scorable = [row for row, ids in enumerate(token_ids) if ids]
         outputs = classify([texts[row] for row in scorable], **options) if scorable else []
         for row, scores in zip(scorable, outputs, strict=True):
             rewards[row] = next(entry["score"] for entry in scores if entry["label"] == name)
@@ -73,23 +73,13 @@ def make_sentiment_reward(
     return sentiment
 
 
-def check_installed() -> None:
-    """Raise a `ModelError` where torch, which runs the classifier, is not installed; it is not imported yet."""
-    if find_spec("torch") is None:
-        raise ModelError(
-            "sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'"
-        )
-
-
 def find_label(id2label: Mapping[int, str], label: str) -> str:
     """Return the model's spelling of a label.
 
     Raises:
-        ConfigError: there is none, or several that differ in case only and none as given.
+        ConfigError: there is none, or several that differ in case only.
     """
     names = list(id2label.values())
-    if names.count(label) == 1:
-        return label
     matches = [name for name in names if name.lower() == label.lower()]
     if len(matches) != 1:
         raise ConfigError(f"label: expected one of {', '.join(names)}, got {label!r}")
@@ -112,7 +102,10 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
 def _load(model_path: str) -> tuple[Any, Any]:
     """Load model and tokenizer, from safetensors only, and only with a trained head."""
     # transformers would say it at length.
-    check_installed()
+    if find_spec("torch") is None:
+        raise ModelError(
+            "sentiment: expected torch to be installed: pip install 'jaxppo[sentiment]'"
+        )
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     name = str(toys.find(model_path) or model_path)
@@ -136,10 +129,4 @@ def _load(model_path: str) -> tuple[Any, Any]:
         raise ModelError(
             f"sentiment: expected a trained classifier at {model_path}, got no weights for {missing}"
         )
-    return model, tokenizer
-
-
-def _pipeline(model: Any, tokenizer: Any) -> Callable[..., Any]:
-    from transformers import pipeline
-
-    return pipeline("text-classification", model=model.eval(), tokenizer=tokenizer, device="cpu")
+    return model.eval(), tokenizer

@@ -46,7 +46,6 @@ BAD_VALUES = {
     "reward_weights": [(1.0, 2.0), (math.inf,)],
     "on_error": [math.nan],
     "reward_timeout_s": [math.inf, 0.0],
-    "reward_cache_size": [-1],
     "audit_rate": [1.5],
     "adam_beta1": [1.0],
     "lora_r": [0],

@@ -75,14 +75,23 @@ def test_epochs_that_are_said_last_win_over_episodes_said_before(tmp_path):
 
 def test_parse_cli_with_resume_takes_the_configuration_of_that_run_but_for_secrets(tmp_path):
     url, resume = "http://user:secret@host/", ("--output_dir", str(tmp_path), "--resume", "--save_steps", "3")
-    settings = preset_values("train", "tiny") | {"reward_funcs": ("server",), "reward_server_url": url}
+    settings = preset_values("train", "tiny") | {"reward_funcs": ("plan", url)}
     config = replace(TrainConfig(), **settings)
     write_yaml(config, tmp_path / "config.yaml")
-    with pytest.raises(ConfigError, match=r"^reward_server_url: .*--reward_server_url"):
+    with pytest.raises(ConfigError, match=r"^reward_funcs: .*--reward_funcs"):
         parse(*resume)
-    resumed = parse(*resume, "--reward_server_url", url)
+    resumed = parse(*resume, "--reward_funcs", "plan", url)
     assert (resumed.batch_size, resumed.reward) == (16, config.reward)
     assert (resumed.run.resume, resumed.loop.save_steps) == (True, 3)
+
+
+def test_a_file_that_names_a_reward_server_by_settings_of_its_own_is_read(tmp_path):
+    old = "reward_funcs: [plan, server]\nreward_server_url: http://host:1/\nreward_server_columns: true\n"
+    config = parse("--config", yaml_file(tmp_path, old))
+    assert config.reward.reward_funcs == ("plan", "http://host:1/")
+    assert parse("--config", yaml_file(tmp_path, "reward_server_url: null\n")).reward.reward_funcs == ("plan",)
+    with pytest.raises(ConfigError, match=r"reward_server_url.*--reward_funcs"):
+        parse("--reward_server_url", "http://host:1/")
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,15 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.reward_functions import http_client
 from jaxppo.reward_functions.http_client import RewardClient, RewardError
 from jaxppo.reward_functions.http_contract import TOKEN_VARIABLE, encode_request, read_answer
+from jaxppo.rewards import Failed
 from tests.commands import free_port
 from tests.reward_servers import PATIENCE_S, TOKEN, Script
 
 
 @pytest.fixture(autouse=True)
-def _no_token(monkeypatch):
+def _no_token_and_short_waits(monkeypatch):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.setattr(http_client, "BACKOFF_S", 0.01)
 
 
 def by_length(number, body):
@@ -60,7 +62,7 @@ def raw_server(serve):
 
 
 def client_of(url, **options):
-    return RewardClient(url, **{"backoff_s": 0.01, "timeout_s": 10.0} | options)
+    return RewardClient(url, **{"timeout_s": 10.0} | options)
 
 
 def ask(client, completions=("a", "bb"), **others):
@@ -72,24 +74,24 @@ def counts(requests, retries, failures):
     return {f"reward_server/{name}": float(count) for name, count in named.items()}
 
 
-def test_client_speaks_llama_factorys_contract_and_nothing_else():
+def test_client_speaks_llama_factorys_contract():
     with Script(always(200, {"scores": [0.5, -1]})) as server:
-        scores = client_of(server.url)(
-            prompts=["Q: ", "R: "], completions=["x", "y"], completion_ids=[[1], [2]], answer=[object(), object()]
-        )
+        scores = client_of(server.url)(prompts=["Q: ", "R: "], completions=["x", "y"])
     (headers, path, body), *more = server.requests
     assert scores == [0.5, -1.0] and not more
-    assert body == {"model": "model", "messages": ["Q: x", "R: y"]}
+    assert (body["model"], body["messages"]) == ("model", ["Q: x", "R: y"])
     assert path == "/score" and headers["Content-Type"] == "application/json"
     assert "Authorization" not in headers
-    with pytest.raises(DataError, match="1 and 2"):
+    with pytest.raises(DataError, match=r"completions.* 1 .* 2"):
         client_of(server.url)(prompts=["a"], completions=["1", "2"])
 
 
-def test_client_cuts_a_large_call_into_requests_of_which_as_many_run_at_a_time_as_asked_for():
+def test_client_cuts_a_large_call_into_requests_of_which_only_some_run_at_a_time(monkeypatch):
+    monkeypatch.setattr(http_client, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(http_client, "BATCH_SIZE", 16)
     completions = ["x" * (n * 7 % 23) for n in range(101)]
     with Script(by_length) as server:
-        scores = ask(client_of(server.url, batch_size=16, workers=3), completions)
+        scores = ask(client_of(server.url), completions)
         assert ask(client_of(server.url), []) == []
     assert scores == [1 + len(text) for text in completions]
     assert sorted(len(body["messages"]) for body in server.bodies) == [5, *[16] * 6]
@@ -106,12 +108,16 @@ def test_client_cuts_a_large_call_into_requests_of_which_as_many_run_at_a_time_a
             inside -= 1
         return by_length(number, body)
 
+    monkeypatch.setattr(http_client, "BATCH_SIZE", 1)
     with Script(meet) as server:
-        ask(client_of(server.url, batch_size=1, workers=3, timeout_s=PATIENCE_S), ["x"] * 9)
+        ask(client_of(server.url, timeout_s=PATIENCE_S), ["x"] * 9)
     assert most == 3 and len(server.requests) == 9
 
 
-def test_client_sends_columns_with_their_rows_and_hands_on_what_the_server_reports():
+def test_client_sends_columns_with_their_rows_and_hands_on_what_the_server_reports(monkeypatch):
+    monkeypatch.setattr(http_client, "BATCH_SIZE", 2)
+    monkeypatch.setattr(http_client, "MAX_REQUESTS", 1)
+
     def echo(number, body):
         scores = [None if cost == 2 else cost for cost in body["columns"]["cost"]]
         metrics = {"reward/mean": 0.1, "reward/odd": None}
@@ -119,7 +125,7 @@ def test_client_sends_columns_with_their_rows_and_hands_on_what_the_server_repor
 
     metrics, extras = {}, {}
     with Script(echo) as server:
-        scores = client_of(server.url, with_columns=True, model="plan", batch_size=2, workers=1)(
+        scores = client_of(server.url)(
             prompts=["p", "q", "r"],
             completions=["a", "b", "c"],
             completion_ids=np.array([[1, 2], [3, 4], [5, 6]]),
@@ -130,7 +136,7 @@ def test_client_sends_columns_with_their_rows_and_hands_on_what_the_server_repor
         )
     first, second = server.bodies
     assert first == {
-        "model": "plan",
+        "model": "model",
         "messages": ["pa", "qb"],
         "prompts": ["p", "q"],
         "completions": ["a", "b"],
@@ -146,7 +152,7 @@ def test_client_sends_columns_with_their_rows_and_hands_on_what_the_server_repor
 
 def test_dates_and_decimals_of_a_column_are_text():
     columns = {"at": [datetime.date(2026, 1, 2)], "price": [decimal.Decimal("1.50")], "count": [np.int64(3)]}
-    body = json.loads(encode_request("model", ["text"], {"columns": columns}))
+    body = json.loads(encode_request({"columns": columns}))
     assert body["columns"] == {"at": ["2026-01-02"], "price": ["1.50"], "count": [3]}
 
 
@@ -154,8 +160,8 @@ def test_dates_and_decimals_of_a_column_are_text():
     ("name", "values"), [("cost", [float("nan"), 1.0]), ("blob", [b"x", b"y"]), ("short", [1.0]), ("text", "ab")]
 )
 def test_client_names_a_column_that_cannot_be_sent(name, values):
-    client = client_of("http://127.0.0.1:1/", with_columns=True)
-    with pytest.raises(DataError, match=f"column {name}"):
+    client = client_of("http://127.0.0.1:1/")
+    with pytest.raises(DataError, match=f"column '{name}'"):
         ask(client, **{name: values})
 
 
@@ -171,7 +177,7 @@ def test_client_names_a_column_that_cannot_be_sent(name, values):
         ({"scores": ["0.25"]}, "score 0, .*0.25"),
         ({"scores": [True]}, "score 0, .*true"),
         ({"scores": [0.25], "metrics": {"m": "x"}}, "metrics"),
-        ({"scores": [0.25], "extras": {"e": [1, 2]}}, "column e"),
+        ({"scores": [0.25], "extras": {"e": [1, 2]}}, "extras: .*'e'"),
         ({"scores": [0.25], "extras": "e"}, "extras"),
     ],
 )
@@ -182,7 +188,7 @@ def test_read_answer_refuses_what_is_no_answer_about_one_row(content, named):
 
 
 WRONG = {"error": "messages: wrong\x1b[31m"}
-SHOWN = r"'messages: wrong\x1b[31m'"
+SHOWN = "messages: wrong"
 
 
 @pytest.mark.parametrize(
@@ -211,18 +217,21 @@ def test_client_asks_again_where_that_may_help(status):
     assert len(server.requests) == 3 and metrics == counts(1, 2, 0)
 
 
-def test_client_says_which_rows_failed_and_stops_asking():
+def test_client_stops_asking_after_a_failure_unless_the_other_rows_matter(monkeypatch):
+    monkeypatch.setattr(http_client, "BATCH_SIZE", 2)
+    monkeypatch.setattr(http_client, "MAX_REQUESTS", 1)
+
     def refuse_c(number, body):
         return (422, {"error": "no"}) if "pc" in body["messages"] else by_length(number, body)
 
     metrics = {}
     with Script(refuse_c) as server:
-        with pytest.raises(RewardError) as failed:
-            ask(client_of(server.url, batch_size=2, workers=1), "abcde", log_metric=metrics.__setitem__)
-        assert failed.value.rows == range(2, 4) and len(server.requests) == 2
-        assert metrics == counts(2, 0, 1)  # reported all the same
-        scores = ask(client_of(server.url, batch_size=2, on_error="none"), "abcde", log_metric=metrics.__setitem__)
-    assert scores == [2.0, 2.0, None, None, 2.0] and metrics == counts(3, 0, 1)
+        with pytest.raises(RewardError):
+            ask(client_of(server.url), "abcde", log_metric=metrics.__setitem__)
+        assert len(server.requests) == 2 and metrics == counts(2, 0, 1)  # reported all the same
+        scores = ask(client_of(server.url, on_error="failed"), "abcde", log_metric=metrics.__setitem__)
+    assert scores[:2] == [2.0, 2.0] and scores[4] == 2.0 and metrics == counts(3, 0, 1)
+    assert scores[2] == scores[3] and isinstance(scores[2], Failed) and "422" in scores[2].reason
 
 
 @pytest.fixture
@@ -236,15 +245,17 @@ def waits(monkeypatch):
     return seconds
 
 
-def test_client_doubles_the_wait_up_to_a_bound_and_gives_up_or_keeps_to_retry_after(waits):
+def test_client_doubles_the_wait_up_to_a_bound_and_gives_up_or_keeps_to_retry_after(waits, monkeypatch):
+    monkeypatch.setattr(http_client, "BACKOFF_S", 2.0)
     with Script(always(503, {"error": "busy"})) as server, pytest.raises(RewardError, match=r"503 .*busy.*8 attempts"):
-        ask(client_of(server.url, backoff_s=2.0, retries=7))
+        ask(client_of(server.url, retries=7))
     assert waits == [2, 4, 8, 16, 32, 60, 60] and len(server.requests) == 8
+    monkeypatch.setattr(http_client, "BACKOFF_S", 0.01)
     for value, expected in (("7", 7), ("100000", 60), ("soon", 0.01), ("-5", 0.01)):
         waits.clear()
         first = 503, b"", {"Retry-After": value}
         with Script(lambda number, body, first=first: first if number == 1 else by_length(number, body)) as server:
-            ask(client_of(server.url, backoff_s=0.01))
+            ask(client_of(server.url))
         assert waits == [expected]
 
 
@@ -271,23 +282,8 @@ def test_client_asks_a_server_that_does_not_get_to_an_end_again_for_a_bounded_ti
     with raw_server(serve) as url:
         client = client_of(url, timeout_s=0.3, retries=1, on_error="failed")
         first, second = ask(client, log_metric=metrics.__setitem__)
-        with pytest.raises(RewardError) as refused:
-            ask(client_of(url, timeout_s=0.3, retries=0))
     assert first == second and first.kind == kind and "2 attempts" in first.reason
-    assert refused.value.timed_out == (kind == "timeouts") and metrics == counts(1, 1, 1)
-
-
-def test_client_stops_reading_an_answer_without_an_end(monkeypatch):
-    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 2**20)
-
-    def flood(connection):
-        connection.recv(65536)
-        connection.send(b"HTTP/1.1 200 OK\r\n\r\n")
-        while True:
-            connection.send(b" " * 65536)
-
-    with raw_server(flood) as url, pytest.raises(RewardError, match="1048576 bytes"):
-        ask(client_of(url))
+    assert metrics == counts(1, 1, 1)
 
 
 def everything_said(error):
@@ -335,13 +331,12 @@ def test_client_sends_the_token_or_user_and_password_of_the_url(monkeypatch):
     with Script(by_length) as server:
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
         ask(client_of(server.url))
-        ask(client_of(server.url, token="another"))
         monkeypatch.setenv(TOKEN_VARIABLE, "")  # as if it were not set
         ask(client_of(server.url))
         ask(client_of(server.url.replace("//", "//me:pass%20word@")))
     basic = "Basic " + base64.b64encode(b"me:pass word").decode()
     sent = [headers.get("Authorization") for headers, _, _ in server.requests]
-    assert sent == [f"Bearer {TOKEN}", "Bearer another", None, basic]
+    assert sent == [f"Bearer {TOKEN}", None, basic]
     assert "pass" not in server.requests[-1][0]["Host"]
 
 
@@ -355,7 +350,9 @@ def repeats_its_request(number, body):
     [
         (repeats_its_request, "environment"),
         (always(200, TOKEN), "environment"),
-        (always(200, {"scores": [TOKEN, 1.0]}), "argument"),
+        (always(200, {"scores": [TOKEN, 1.0]}), "environment"),
+        (always(200, {"scores": [1.0, 1.0], "extras": TOKEN}), "environment"),
+        (always(200, {"scores": [1.0, 1.0], "extras": {TOKEN: 0}}), "environment"),
         (repeats_its_request, "url"),
     ],
 )
@@ -367,7 +364,7 @@ def test_no_secret_is_in_a_message_a_log_or_the_output(answer, place, monkeypatc
         url = f"{server.url}?v=query-secret"
         if place == "url":
             url = url.replace("//", "//someuser:hunter2hunter2@")
-        client = client_of(url, token=TOKEN if place == "argument" else None)
+        client = client_of(url)
         with pytest.raises(RewardError) as refused:
             ask(client)
     assert server.requests[0][1] == "/score?v=query-secret" and "Authorization" in server.requests[0][0]
@@ -381,9 +378,6 @@ def test_no_secret_is_in_a_message_a_log_or_the_output(answer, place, monkeypatc
 
 @pytest.mark.parametrize("token", ["two words", "line\nbreak", "ümlaut"])
 def test_client_refuses_a_token_that_no_header_can_hold_without_showing_it(token, monkeypatch):
-    with pytest.raises(ConfigError, match=r"^token: ") as refused:
-        RewardClient("http://127.0.0.1/", token=token)
-    assert token not in everything_said(refused.value)
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     with pytest.raises(ConfigError, match=f"^{TOKEN_VARIABLE}: ") as refused:
         RewardClient("http://127.0.0.1/")
@@ -401,7 +395,7 @@ def test_client_refuses_a_token_that_no_header_can_hold_without_showing_it(token
     ],
 )
 def test_client_refuses_what_is_no_http_address_and_hides_its_password(url):
-    with pytest.raises(ConfigError, match="reward server url") as refused:
+    with pytest.raises(ConfigError, match="reward server: ") as refused:
         RewardClient(url)
     assert "hunter2" not in str(refused.value) and "query-secret" not in str(refused.value)
 
@@ -411,13 +405,16 @@ def test_client_refuses_what_is_no_http_address_and_hides_its_password(url):
     [
         ("timeout_s", float("inf")),
         ("retries", -1),
-        ("backoff_s", float("nan")),
-        ("workers", 0),
         ("on_error", "skip"),
-        ("token", TOKEN),  # beside a password in the address
     ],
 )
 def test_client_names_a_bad_option(option, value):
-    with pytest.raises(ConfigError, match=f"^{option}: ") as refused:
-        RewardClient("http://user:word@127.0.0.1/", **{option: value})
+    with pytest.raises(ConfigError, match=f"^{option}: "):
+        RewardClient("http://127.0.0.1/", **{option: value})
+
+
+def test_client_refuses_a_token_beside_a_password_in_the_address(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    with pytest.raises(ConfigError, match=f"^{TOKEN_VARIABLE}: ") as refused:
+        RewardClient("http://user:word@127.0.0.1/")
     assert TOKEN not in str(refused.value)

@@ -1,13 +1,10 @@
 """From names in a configuration to reward functions: which names there are, and which settings they need."""
 
-import sys
-
 import pytest
 
-from jaxppo import toys
 from jaxppo.config import RewardConfig
-from jaxppo.errors import ConfigError, ModelError
-from jaxppo.reward_functions.registry import check, make_rewards
+from jaxppo.errors import ConfigError
+from jaxppo.reward_functions.registry import check, describe, make_rewards
 
 
 @pytest.mark.parametrize(
@@ -15,7 +12,7 @@ from jaxppo.reward_functions.registry import check, make_rewards
     [
         ({"reward_funcs": ("plans",)}, "reward_funcs: .*sentiment"),
         ({"reward_funcs": ("model",)}, "reward_model_path: .*reward_funcs"),
-        ({"reward_server_url": "http://x"}, "reward_server_url: .*reward_funcs"),
+        ({"reward_funcs": ("server",)}, "reward_funcs: .*http://"),
     ],
 )
 def test_check_names_the_setting_that_cannot_be_meant(settings, named):
@@ -24,16 +21,17 @@ def test_check_names_the_setting_that_cannot_be_meant(settings, named):
             use(RewardConfig(**settings))
 
 
-def test_check_asks_for_a_missing_package_before_any_model_is_made(monkeypatch):
-    config = RewardConfig(reward_funcs=("sentiment",), sentiment_model_path="toy-reviews-classifier")
-    check(config)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(toys, "find", lambda name: pytest.fail("a toy is made"))
-    for use in (check, make_rewards):
-        with pytest.raises(ModelError, match=r"torch.*pip install 'jaxppo\[sentiment\]'"):
-            use(config)
-
-
 def test_a_reward_model_is_refused_where_none_can_be_computed():
     with pytest.raises(ConfigError, match=r"^reward_funcs: .*'model'"):
         make_rewards(RewardConfig(reward_funcs=("model",), reward_model_path="x"))
+
+
+def test_an_address_is_a_reward_server_which_metrics_call_server():
+    url = "http://me:hunter2@127.0.0.1:8000/score"
+    config = RewardConfig(reward_funcs=("tests.reward_servers:length", url), reward_weights=(1.0, 0.5))
+    length, server = make_rewards(config).rewards
+    assert (length.name, server.name, server.weight) == ("length", "server", 0.5)
+    assert server.function.address == "http://127.0.0.1:8000/score"
+    assert "hunter2" not in describe(config) and "127.0.0.1:8000/score" in describe(config)
+    with pytest.raises(ConfigError, match=r"^reward server: "):
+        make_rewards(RewardConfig(reward_funcs=("http://",)))

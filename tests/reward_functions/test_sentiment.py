@@ -120,8 +120,10 @@ def test_sentiment_reads_the_prompt_too(classifier):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_sentiment_does_not_depend_on_the_batch(classifier, batch_size, texts):
-    reward, expected = make_sentiment_reward(classifier), make_sentiment_reward(classifier, batch_size=batch_size)
+def test_sentiment_does_not_depend_on_the_batch(classifier, batch_size, texts, monkeypatch):
+    reward = make_sentiment_reward(classifier)
+    monkeypatch.setattr("jaxppo.reward_functions.sentiment.BATCH_SIZE", batch_size)
+    expected = make_sentiment_reward(classifier)
     assert ask(reward, texts) == ask(reward, texts) == pytest.approx(ask(expected, texts), abs=1e-5)
     assert ask(reward, texts)[::-1] == pytest.approx(ask(expected, texts[::-1]), abs=1e-5)
     assert ask(reward, []) == []
@@ -154,7 +156,7 @@ def test_longest_text_is_the_smaller_of_two_limits_and_knows_where_roberta_begin
 
 def test_find_label_names_the_labels_of_the_model():
     names = {0: "negative", 1: "Positive", 2: "POSITIVE"}
-    assert find_label(names, "NEGATIVE") == "negative" and find_label(names, "POSITIVE") == "POSITIVE"
+    assert find_label(names, "NEGATIVE") == "negative"
     for wrong in ("LABEL_1", "positive", ""):  # "positive" fits two
         with pytest.raises(ConfigError, match=r"label: .*negative, Positive, POSITIVE"):
             find_label(names, wrong)
@@ -190,7 +192,6 @@ def test_sentiment_names_the_extra_that_is_missing(classifier, monkeypatch):
         make_sentiment_reward(classifier)
 
 
-@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("label", "GREAT")])
-def test_sentiment_names_a_bad_option(classifier, option, value):
-    with pytest.raises(ConfigError, match=f"^{option}: .*{value!r}"):
-        make_sentiment_reward(classifier, **{option: value})
+def test_sentiment_names_a_label_that_the_model_lacks(classifier):
+    with pytest.raises(ConfigError, match=r"^label: .*'GREAT'"):
+        make_sentiment_reward(classifier, label="GREAT")

@@ -28,7 +28,7 @@ def open_trackers(folder, *report_to, warn=pytest.fail, **settings):
 
 def test_tensorboard_gets_numbers_and_the_configuration_without_secrets(tmp_path):
     url = "https://me:hunter2@example.org"
-    settings = {"reward_funcs": ("server",), "reward_server_url": url, "kl_coef": 0.125}
+    settings = {"reward_funcs": (url,), "kl_coef": 0.125}
     with open_trackers(tmp_path, "tensorboard", **settings) as opened:
         opened.log(0, {"eval/test/validity": 0.25})
         opened.begin(0)
@@ -146,7 +146,7 @@ def test_wandb_offline_keeps_numbers_samples_and_configuration_for_later(tmp_pat
     folder = tmp_path / "my-run"
     folder.mkdir()
     url = "https://me:hunter2@example.org"
-    settings = {"reward_funcs": ("server",), "reward_server_url": url, "kl_coef": 0.125}
+    settings = {"reward_funcs": (url,), "kl_coef": 0.125}
     for start in (0, 2):
         with open_trackers(folder, "wandb", **settings) as opened:
             opened.log(0, {"eval": 0.25})

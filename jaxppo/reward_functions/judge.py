@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from jaxppo import data
+from jaxppo.config import reward_name
 from jaxppo.parallel.devices import DataParallel
-from jaxppo.rewards import Completions, Rewards
+from jaxppo.rewards import SAMPLE_COLUMNS, Completions, Rewards
 from jaxppo.types import Batch
 
 
@@ -51,7 +53,7 @@ class Judge:
         token_ids = [row[real].tolist() for row, real in zip(ids[rows], mask[rows], strict=True)]
         local_columns = {name: column[rows] for name, column in columns.items()}
         scores = self._rewards(Completions(prompts[rows], texts, token_ids, local_columns), gather)
-        batch.completions = [text for of_process in gather(texts) for text in of_process]
+        batch.completions = list(chain.from_iterable(gather(texts)))
         batch.scores = scores.values
         batch.reward_metrics = scores.metrics
         batch.reward_columns = scores.extras
@@ -60,17 +62,13 @@ class Judge:
     def samples(self, batch: Batch, step: int) -> list[dict[str, Any]]:
         """Return the rows of samples.jsonl of a batch that is judged; `step` counts from 1."""
         prompts, columns = batch.per_completion(self._num_generations)
+        # In the order of SAMPLE_COLUMNS, which begin with the step.
         rows = zip(columns["id"], prompts, batch.completions, batch.scores, strict=True)
         samples = []
-        for row, (name, prompt, completion, score) in enumerate(rows):
-            sample = {
-                "step": step,
-                "id": name,
-                "prompt": prompt,
-                "completion": completion,
-                "score": score,
-            }
-            sample |= {column: values[row] for column, values in batch.reward_columns.items()}
+        for number, row in enumerate(rows):
+            sample = dict(zip(SAMPLE_COLUMNS, (step, *row), strict=True))
+            for column, values in batch.reward_columns.items():
+                sample[column] = values[number]
             samples.append(sample)
         return samples
 
@@ -79,5 +77,10 @@ def failed_samples(
     samples: Iterable[dict[str, Any]], reward_funcs: Iterable[str]
 ) -> list[dict[str, Any]]:
     """Return the rows of samples.jsonl for which one of these functions failed or took too long."""
-    columns = [f"{name.rpartition(':')[2]}_failed" for name in reward_funcs]
-    return [sample for sample in samples if any(sample.get(column) for column in columns)]
+    # Columns that `Reward` adds where its function has failed.
+    columns = [f"{reward_name(name)}_failed" for name in reward_funcs]
+
+    def has_failed(sample: dict[str, Any]) -> bool:
+        return any(sample.get(column) for column in columns)
+
+    return list(filter(has_failed, samples))
