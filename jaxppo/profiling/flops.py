@@ -104,6 +104,7 @@ class Pass(NamedTuple):
 def forward(model: Products, size: Pass, head: bool = True) -> int:
     """Count the operations of a forward pass; with a `head` that predicts what comes after every token that is read."""
     adapted = 2 * size.tokens * model.adapter
+    # In the last layer only tokens that are read attend to others.
     pairs = size.tokens * (model.layers - 1) + size.read
     return _linear(model, size, head) + adapted + 4 * pairs * size.attended * model.attention
 

@@ -151,7 +151,9 @@ def activation_budget(shapes: RunShapes) -> int | None:
     if limit is None:
         return None
     copies, gradients = _learning(shapes)
+    # More predictions than any batch has: as many logits as a block can hold.
     most_logits = sizes.logits_bytes(shapes.models[0], 2**31)
+    # Two gradients: that of a micro-batch, and the sum of those before.
     return limit - sizes.tree_bytes(shapes.resident) - copies - 2 * gradients - most_logits
 
 
@@ -206,7 +208,7 @@ def _decoding_weights(shapes: RunShapes, merged: bool) -> int:
     num_bytes = sizes.compute_bytes(policy, weights) // shapes.tensor  # adapters are merged before
     if not decodes_split(policy, weights, shapes.mesh):
         return num_bytes
-    # layers, to read prompts
+    # Layers are gathered to read prompts.
     gathered = sizes.gathered_bytes(policy, weights, shapes.tensor)
     return num_bytes // shapes.mesh[FSDP] + gathered
 

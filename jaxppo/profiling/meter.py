@@ -81,6 +81,7 @@ class UpdateMeter:
             console: for what is found.
             folder: run folder, for the profile.
         """
+        # Only the first process writes into the run folder.
         profile = self._config.profile if processes.is_first() else 0
         with (
             Compilations(console.print) as compilations,

@@ -50,6 +50,7 @@ def gathered_bytes(model: ModelConfig, weights: Any, tensor: int) -> int:
     layers = [compute_bytes(model, layer) for layer in weights["trunk"]["layers"].values()]
     columns = min(model.vocab_size, head_logprobs.default_block().columns)
     block = columns * model.hidden_size * itemsize(model)
+    # `tensor` splits layers, and not the width of a block of the head.
     return 2 * max(*layers, block * tensor) // tensor
 
 

@@ -88,6 +88,7 @@ class Profile:
         jax.profiler.stop_trace()
         self._tracing = False
         trace = self._folder / "perfetto_trace.json.gz"
+        # JAX has a folder for each trace, named by its time.
         written = self._folder.glob("plugins/profile/*/perfetto_trace.json.gz")
         os.replace(max(written, key=lambda path: path.stat().st_mtime), trace)
         updates = f"updates {self._first + 1} to {self._end}"
