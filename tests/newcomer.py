@@ -14,7 +14,7 @@ import pytest
 from jaxppo.config import ReportConfig
 from jaxppo.config.__main__ import COMMANDS
 from jaxppo.config.sources import parse_cli, parse_flags
-from jaxppo.planning.datasets.config import PushConfig, SolveConfig, ValidateConfig
+from jaxppo.planning.datasets.config import InspectConfig, PushConfig, SolveConfig, ValidateConfig
 from tests import ROOT
 from tests.one_layer import ONE_LAYER
 from tests.pages import Block, blocks, source
@@ -39,6 +39,7 @@ PLACEHOLDERS = {"N": "1"}
 """Words of the text that stand for a number."""
 FLAGS_ALONE = {
     "report": ReportConfig,
+    "planning inspect": InspectConfig,
     "planning push": PushConfig,
     "planning validate": ValidateConfig,
     "planning solve": SolveConfig,
@@ -47,6 +48,7 @@ FLAGS_ALONE = {
 OTHER_FLAGS = {
     "doctor": {"--json"},
     "report": {"--output"},
+    "planning inspect": {"--dataset", "--show"},
     "planning push": {"--hub_dataset_id", "--private"},
     "planning validate": {"--val", "--json"},
     "planning solve": {"--planner", "--optimal"},

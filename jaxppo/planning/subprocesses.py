@@ -1,4 +1,4 @@
-"""End a process together with all that it started."""
+"""Start Python so that it finds the caller's modules, and end a process together with all that it started."""
 
 import contextlib
 import os
@@ -6,6 +6,12 @@ import signal
 import subprocess
 import sys
 from typing import Any
+
+
+def python_environment() -> dict[str, str]:
+    """Return the environment in which a new Python finds the modules that this one finds."""
+    paths = dict.fromkeys(map(os.path.abspath, sys.path))
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:

@@ -42,6 +42,8 @@ SOURCE_COLUMNS: Mapping[str, type] = {
 SPLIT_ENDINGS = (".jsonl", ".parquet", ".json", ".csv")
 """Of files that a split is read from; the first one that exists is taken. `build` writes the first two, with the same
 rows."""
+# Files that an error names at most.
+_MAX_NAMED = 20
 # Of a CSV file, in characters; Python's own limit is 131072.
 _LARGEST_CELL = 2**31 - 1
 # Rows of a Parquet file that become Python objects together.
@@ -154,7 +156,7 @@ def _split_path(folder: Path, split: str) -> Path:
     existing = [path for path in paths if path.exists()]
     if not existing:
         endings = ", ".join(SPLIT_ENDINGS[1:])
-        files = sorted(path.name for path in folder.glob("*") if path.suffix in SPLIT_ENDINGS)
+        files = sorted(path.name for path in folder.glob("*"))[:_MAX_NAMED]
         raise DataError(
             f"{paths[0]}: expected this file, or one that ends in {endings}, got {', '.join(files) or 'no files'} in "
             "the folder; train_split, eval_splits, headline_split name them"

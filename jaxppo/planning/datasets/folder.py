@@ -161,7 +161,9 @@ def _valid_rows(
     rows_by_split: Mapping[str, Sequence[Row]], use_val: bool, workers: int | None
 ) -> tuple[dict[str, list[Row]], list[Rejected]]:
     """Separate the rows that may be written from the others."""
-    entries = [(split, row) for split, split_rows in rows_by_split.items() for row in split_rows]
+    entries: list[tuple[str, Row]] = []
+    for split, split_rows in rows_by_split.items():
+        entries += [(split, row) for row in split_rows]
     # None for a row that may be written.
     ids: set[str] = set()
     objections: list[str | None] = []
@@ -239,10 +241,13 @@ def _with_equal_columns(rows_by_split: Mapping[str, Sequence[Row]]) -> dict[str,
         is_nested = is_nested or not all(isinstance(entry, str) for entry in row["reference_plan"])
     equal_rows: dict[str, list[Row]] = {}
     for split, split_rows in rows_by_split.items():
-        equal_rows[split] = [{name: row.get(name) for name in names} for row in split_rows]
-        if is_nested:
-            for row in equal_rows[split]:
-                row["reference_plan"] = list(map(list, reference_plans(row["reference_plan"])))
+        equal_rows[split] = []
+        for row in split_rows:
+            equal_row = {name: row.get(name) for name in names}
+            if is_nested:
+                plans = reference_plans(row["reference_plan"])
+                equal_row["reference_plan"] = list(map(list, plans))
+            equal_rows[split].append(equal_row)
     return equal_rows
 
 

@@ -78,7 +78,9 @@ def inspect_data(config: InspectConfig, terminal: Terminal) -> dict[str, Any]:
 
 def _check_all(rows_by_split: Mapping[str, Sequence[Row]], terminal: Terminal) -> list[str]:
     """List what is wrong with single rows, and with their ids."""
-    entries = [(split, row) for split, rows in rows_by_split.items() for row in rows]
+    entries: list[tuple[str, Row]] = []
+    for split, rows in rows_by_split.items():
+        entries += [(split, row) for row in rows]
     id_counts = Counter(row["id"] for _, row in entries)
     errors = [
         f"{name}: expected one row with this id, got {n}" for name, n in id_counts.items() if n > 1

@@ -19,6 +19,7 @@ from typing import Any
 from jaxppo.errors import DataError, PddlError
 from jaxppo.planning.datasets.rows import Row
 from jaxppo.planning.datasets.stream import Stream, stream_row
+from jaxppo.planning.subprocesses import python_environment
 
 # What learning needs of a row; only this is sent.
 _COLUMNS = ("id", "domain", "prompt", "completion")
@@ -66,20 +67,17 @@ class StreamAhead:
         self._first_step = step
         for worker in range(self._n_workers):
             task = (asdict(self.stream), step + worker, self._n_workers, self.batch_size)
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", __name__, json.dumps(task)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    env=os.environ
-                    | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-                    text=True,
-                    encoding="utf-8",
-                    # A session of its own: Ctrl-C stops a run after its step, which still needs
-                    # rows.
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, json.dumps(task)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                env=python_environment(),
+                text=True,
+                encoding="utf-8",
+                # A session of its own: Ctrl-C stops a run after its step, which still needs rows.
+                start_new_session=True,
             )
+            self._processes.append(process)
         # The processes end with this object, also where nobody closes it; `_end` must not hold a
         # reference to it.
         self._finalizer = weakref.finalize(self, _end, tuple(self._processes))
@@ -89,11 +87,10 @@ def _read_row(process: subprocess.Popen[str]) -> Row:
     assert process.stdout is not None
     line = process.stdout.readline()
     # A line without its end is what a process that died has left.
-    row = (
-        json.loads(line)
-        if line.endswith("\n")
-        else {"error": f"a process that ended with {process.wait()}"}
-    )
+    if line.endswith("\n"):
+        row = json.loads(line)
+    else:
+        row = {"error": f"a process that ended with {process.wait()}"}
     if "error" in row:
         raise DataError(f"train_split: expected rows of the stream, got {row['error']}")
     return row

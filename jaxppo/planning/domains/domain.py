@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from jaxppo.errors import ConfigError
@@ -70,7 +71,7 @@ class PlanningDomain:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """All object names that problems may use."""
-        return (*self.constants, *(name for pool in self.pools.values() for name in pool))
+        return (*self.constants, *chain.from_iterable(self.pools.values()))
 
     def generate_problem(self, size: int, rng: random.Random, name: str) -> str:
         """Write a random problem as PDDL text.

@@ -228,9 +228,9 @@ def _results(job: _Job, tasks: Sequence[PlanTask], workers: int) -> Iterator[Pla
     def start_next() -> None:
         """Take the next task, which a planner is asked about unless its result is known."""
         key, task = waiting.popleft()
-        known = job.known_record(key, task)
-        if known is not None:
-            records[key] = known
+        record = job.known_record(key, task)
+        if record is not None:
+            records[key] = record
             return
         if not idle:
             idle.append(PlannerProcess(job.planner.engine, job.planner.arguments))

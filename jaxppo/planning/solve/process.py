@@ -22,7 +22,7 @@ from typing import Any
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.solve.engines import Engine, PlannerAnswer
-from jaxppo.planning.subprocesses import kill_group
+from jaxppo.planning.subprocesses import kill_group, python_environment
 
 if sys.platform == "linux":
     import resource
@@ -126,10 +126,9 @@ class PlannerProcess:
 
 def _environment(folder: str) -> dict[str, str]:
     """Let the caller's modules be found, planners walk over sets in one order, and files end up in the folder."""
-    environment = dict(os.environ)
+    environment = python_environment()
     for name in ("TMPDIR", "TEMP", "TMP"):
         environment[name] = folder
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, sys.path)))
     # The order of a set of texts would be another one in each process, and with it a planner's
     # plan.
     environment["PYTHONHASHSEED"] = "0"
