@@ -19,7 +19,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
@@ -450,7 +449,7 @@ def _to_number(value: Any) -> Score:
     if value is None or isinstance(value, Failed):
         return value
     # Before it becomes a float, since an integer may be larger than any; NaN is refused, too.
-    if isinstance(value, Real) and abs(value) <= MAX_SCORE:
+    if isinstance(value, int | float) and abs(value) <= MAX_SCORE:
         return float(value)
     return Failed("errors", redact(repr(value))[:80])
 

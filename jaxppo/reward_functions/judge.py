@@ -66,7 +66,7 @@ class Judge:
         rows = zip(columns["id"], prompts, batch.completions, batch.scores, strict=True)
         samples = []
         for number, row in enumerate(rows):
-            sample = dict(zip(SAMPLE_COLUMNS, (step, *row), strict=True))
+            sample: dict[str, Any] = dict(zip(SAMPLE_COLUMNS, (step, *row), strict=True))
             for column, values in batch.reward_columns.items():
                 sample[column] = values[number]
             samples.append(sample)

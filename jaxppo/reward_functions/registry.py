@@ -147,8 +147,8 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
         rule = f"{', '.join(BUILT_IN)}, http://HOST:PORT or module:function"
         require(is_name, "reward_funcs", rule, name)
     for name, built_in in BUILT_IN.items():
-        is_used = name in config.reward_funcs
         if built_in.setting is not None:
+            is_used = name in config.reward_funcs
             value = getattr(config, built_in.setting)
             rule = f"a value with {name} in reward_funcs, and None without"
             require((value is not None) == is_used, built_in.setting, rule, value)

@@ -43,7 +43,7 @@ def make_sentiment_reward(
     # transformers takes seconds to import, and torch need not be installed.
     from transformers import pipeline
 
-    classify = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
+    classify: Any = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu")
     max_tokens = longest_text(model, tokenizer)
     truncation = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
     options = {"top_k": None, "function_to_apply": "none", **truncation}
