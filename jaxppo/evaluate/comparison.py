@@ -124,8 +124,6 @@ def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, 
 _Key = tuple[str, str]
 """Split and id: data may number the rows of every split from 0."""
 
-_SAME_COLUMNS = ("domain", "domain_pddl", "problem_pddl")
-
 
 def _key(row: Row) -> _Key:
     return str(row["split"]), str(row["id"])
@@ -147,10 +145,7 @@ def _rows_by_key(rows: Sequence[JudgedRow]) -> dict[_Key, JudgedRow]:
 
 
 def _pair_rows(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> list[_Pair]:
-    """Pair the rows of both models by split and id, in the order of the first.
-
-    Equal ids alone do not make a pair: a data set that was built again may have numbered other problems.
-    """
+    """Pair the rows of both models by split and id, in the order of the first."""
     rows_a = _rows_by_key(a)
     rows_b = _rows_by_key(b)
     unpaired = rows_a.keys() ^ rows_b.keys()
@@ -159,13 +154,7 @@ def _pair_rows(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> list[_Pair]:
         raise DataError(
             f"compare: expected the same rows on both sides, got {len(unpaired)} on one alone, such as {example}"
         )
-    pairs = [_Pair(row, rows_b[key]) for key, row in rows_a.items()]
-    for pair in pairs:
-        for column in _SAME_COLUMNS:
-            if pair.a.row[column] != pair.b.row[column]:
-                name = ", ".join(_key(pair.a.row))
-                raise DataError(f"compare: row {name}: expected the same {column} on both sides")
-    return pairs
+    return [_Pair(row, rows_b[key]) for key, row in rows_a.items()]
 
 
 # ------------------------------------------------------------------------------------------------------------- terminal

@@ -1,6 +1,5 @@
 """What an evaluation prints: results in lines, samples before and after, warnings."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,9 +7,7 @@ from jaxppo.evaluate.intervals import interval_text
 from jaxppo.run.console import Console
 
 _SHORT_PROMPT = 160
-"""Characters of a prompt that a terminal shows whole."""
-_WORTH_CUTTING = 40
-"""Fewest characters to leave out at the beginning of all prompts: the mark for what is missing costs room, too."""
+"""Characters of a prompt that a terminal shows, the last ones."""
 _SAMPLES_SHOWN = 3
 """Samples of an update."""
 
@@ -23,17 +20,19 @@ def print_before_and_after(
 ) -> None:
     """Print a table of the samples of a split: completion before and after training, and score."""
     before_by_id = {sample["id"]: sample for sample in samples_before}
-    prompts = telling_parts([sample["prompt"] for sample in samples_after])
     rows = []
-    for sample, prompt in zip(samples_after, prompts, strict=True):
+    for sample in samples_after:
         # `eval_samples.json` may lack those from before.
         earlier = before_by_id.get(sample["id"])
         if earlier is None:
             continue
-        row = {"prompt": prompt, "before": earlier["completion"], "after": sample["completion"]}
-        rows.append(
-            row | {"score": f"{score_text(earlier['score'])} -> {score_text(sample['score'])}"}
-        )
+        row = {
+            "prompt": short_prompt(sample["prompt"]),
+            "before": earlier["completion"],
+            "after": sample["completion"],
+            "score": f"{score_text(earlier['score'])} -> {score_text(sample['score'])}",
+        }
+        rows.append(row)
     if rows:
         columns = ["prompt", "before", "after", "score"]
         console.sample_table(f"{split}, before and after", rows, columns)
@@ -41,37 +40,19 @@ def print_before_and_after(
 
 def show_samples(console: Console, samples: Sequence[dict[str, Any]]) -> None:
     """Show some samples of an update, with all that is known about their rewards."""
-    # What all prompts of the update have in common is cut, so those that are not shown count, too.
-    prompts = telling_parts([sample["prompt"] for sample in samples])
-    rows = [
-        sample | {"prompt": prompt, "score": score_text(sample["score"])}
-        for sample, prompt in zip(samples[:_SAMPLES_SHOWN], prompts, strict=False)
-    ]
+    rows = []
+    for sample in samples[:_SAMPLES_SHOWN]:
+        prompt = short_prompt(sample["prompt"])
+        rows.append(sample | {"prompt": prompt, "score": score_text(sample["score"])})
     other_columns = ("step", "id", "prompt", "completion", "score")
     reward_parts = [name for name in rows[0] if name not in other_columns]
     columns = ["prompt", "completion", *reward_parts, "score"]
     console.sample_table(f"Samples of update {samples[0]['step']}", rows, columns)
 
 
-def telling_parts(prompts: Sequence[str]) -> list[str]:
-    """Return what to show of prompts where there is little room: long ones without what all of them begin with.
-
-    That is the domain of PDDL prompts, for instance. Of a single long prompt the end is shown, where its question is.
-    """
-    longest = max(map(len, prompts), default=0)
-    if longest <= _SHORT_PROMPT:
-        return list(prompts)
-    if len(set(prompts)) == 1:
-        num_shared = max(0, longest - _SHORT_PROMPT)
-    else:
-        # The first and the last in alphabetical order differ where any two do.
-        pairs = zip(min(prompts), max(prompts), strict=False)
-        num_shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    # Cut before a whole word.
-    num_cut = max(prompts[0].rfind(blank, 0, num_shared) + 1 for blank in (" ", "\n"))
-    if num_cut < _WORTH_CUTTING:
-        return list(prompts)
-    return [f"… {prompt[num_cut:]}" for prompt in prompts]
+def short_prompt(prompt: str) -> str:
+    """Return a prompt as a terminal shows it: of a long one the end, where its question is."""
+    return prompt if len(prompt) <= _SHORT_PROMPT else f"… {prompt[-_SHORT_PROMPT:]}"
 
 
 def print_outcome(

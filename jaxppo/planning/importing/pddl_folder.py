@@ -69,17 +69,9 @@ class PddlFolder:
         paths = [
             path
             for path in self.root.rglob("*")
-            if path.suffix.lower() == ".pddl" and self._is_inside(path)
+            if path.suffix.lower() == ".pddl" and path.is_file()
         ]
         return sorted(paths, key=lambda path: natural_key(self.label(path)))
-
-    @cached_property
-    def _real_root(self) -> Path:
-        return self.root.resolve()
-
-    def _is_inside(self, path: Path) -> bool:
-        """Return whether a path is a file that really is in the folder; a link that leads out of it is none."""
-        return path.is_file() and path.resolve().is_relative_to(self._real_root)
 
     def label(self, path: Path) -> str:
         """Return a file's path in the folder."""
@@ -209,7 +201,7 @@ class PddlFolder:
                     prefixes.setdefault(".".join(parts[:length]), []).append(path)
             self._by_prefix[folder] = prefixes
         paths = self._by_prefix[folder].get(name, [])
-        return sorted(filter(self._is_inside, paths), key=lambda path: -_number_suffix(path))
+        return sorted(paths, key=lambda path: -_number_suffix(path))
 
     def _numbered(self, folder: Path, name: str) -> list[Path]:
         """List the files `NAME.2`, `NAME.1` and `NAME`."""
