@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
 from jaxppo.planning import (
     PlanVerdict,
@@ -18,7 +17,9 @@ from jaxppo.planning import (
     parse_action,
     validate_actions,
 )
-from jaxppo.planning.datasets.rows import Row, reference_plans
+from jaxppo.planning.answers.answer import parse_plan_field
+from jaxppo.planning.datasets.files import rows_of_file
+from jaxppo.planning.datasets.rows import Row, checked_row, reference_plans
 from jaxppo.planning.language.plans import Action, PlanError
 from jaxppo.reward_functions.plan import (
     PlanOutcome,
@@ -171,80 +172,38 @@ def read_plans(path: Path | str) -> dict[str, list[Prediction]]:
     Raises:
         DataError: the file cannot be read, or a line is not such an object; the message names file and line.
     """
-    path = Path(path)
-    try:
-        # Not splitlines: JSON strings may hold other line separators, such as U+2028, as they are.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: expected a UTF-8 text file with one JSON object a line, got: {error}"
-        ) from error
     plans: dict[str, list[Prediction]] = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            name, prediction = _read_line(line, f"{path}:{number}")
-            plans.setdefault(name, []).append(prediction)
+    for row, location in rows_of_file(Path(path)):
+        name, prediction = _read_prediction(row, location)
+        plans.setdefault(name, []).append(prediction)
     if not plans:
         raise DataError(f"{path}: expected at least one line with a plan, got none")
     return plans
 
 
-def _read_line(line: str, position: str) -> tuple[str, Prediction]:
-    try:
-        entry = parse_json(line)
-    except DataError as error:
-        raise DataError(f"{position}: expected a JSON object, got {error}") from error
-    if not isinstance(entry, dict):
-        raise DataError(f"{position}: expected a JSON object, got {type(entry).__name__}")
-    name = _read_field(entry, "id", str, position)
+def _read_prediction(row: Row, location: str) -> tuple[str, Prediction]:
+    name = checked_row(row, location, {"id": str})["id"]
     # With both it would be open which of them is judged.
-    fields = [field for field in ("plan", "completion") if field in entry]
+    fields = [field for field in ("plan", "completion") if field in row]
     if len(fields) != 1:
         raise DataError(
-            f"{position}: expected either 'plan' or 'completion', got {' and '.join(fields) or 'neither'}"
+            f"{location}: expected either 'plan' or 'completion', got {' and '.join(fields) or 'neither'}"
         )
     is_pddl = fields == ["plan"]
     if is_pddl:
-        text = _read_pddl(entry["plan"], position)
+        text = parse_plan_field(row["plan"], f"{location}: field 'plan'")
     else:
-        text = _read_optional(entry, "completion", str, position)
-    ended = _read_optional(entry, "ended", bool, position)
-    seed = _read_optional(entry, "seed", int, position) or 0
+        text = _optional(row, location, "completion", str)
+    ended = row.get("ended")
+    if not isinstance(ended, bool | None):
+        raise DataError(f"{location}: field 'ended': expected true or false, got {ended!r:.60}")
+    seed = _optional(row, location, "seed", int) or 0
     return name, Prediction(text, ended, seed, is_pddl)
 
 
-def _read_optional(
-    entry: Mapping[str, Any],
-    name: str,
-    kind: type,
-    position: str,
-) -> Any:
+def _optional(row: Row, location: str, name: str, kind: type) -> Any:
     """Read a field that may be absent or null."""
-    return None if entry.get(name) is None else _read_field(entry, name, kind, position)
-
-
-def _read_field(
-    entry: Mapping[str, Any],
-    name: str,
-    kind: type,
-    position: str,
-) -> Any:
-    value = entry.get(name)
-    # In Python true is an int, in a file it is no number.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        description = "nothing" if name not in entry else f"{value!r:.60}"
-        raise DataError(f"{position}: field '{name}': expected {kind.__name__}, got {description}")
-    return value
-
-
-def _read_pddl(plan: Any, position: str) -> str | None:
-    if isinstance(plan, list) and all(isinstance(step, str) for step in plan):
-        return "\n".join(plan)
-    if not isinstance(plan, str | None):
-        raise DataError(
-            f"{position}: field 'plan': expected text or a list of '(action args)', got {plan!r:.60}"
-        )
-    return plan
+    return None if row.get(name) is None else checked_row(row, location, {name: kind})[name]
 
 
 def match_plans(

@@ -9,7 +9,7 @@ from jaxppo.evaluate.answers.judging import Judgement, ask_val
 from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.planning import PlanVerdict, find_val
 from jaxppo.planning.answers.extraction import RULES
-from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_plan_text
+from jaxppo.planning.language.plans import PlanError, parse_plan_text
 from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import describe
 
@@ -17,8 +17,6 @@ from jaxppo.reward_functions.plan import describe
 class Reason(StrEnum):
     """Why a verdict is another than the recorded one."""
 
-    MAPPING = "names of another mapping"
-    """No operator of the answer is one of the domain's, and none of the recorded reference is."""
     AROUND = "text around the plan"
     """The text is no plan by itself, and the recorded verdict is that on the whole or on what another rule cuts out."""
     SURPLUS = "surplus arguments"
@@ -95,7 +93,7 @@ def _table(compared: Sequence[Judgement]) -> list[dict[str, Any]]:
 
 
 def _explain(different: Sequence[Judgement], has_val: bool) -> list[Reason]:
-    """Find the reason of each difference; VAL, which takes a process for a plan, is asked about the rest in one go."""
+    """Find the reason of each difference; VAL, which takes a process for a plan, is asked about the rest alone."""
     reasons = list(map(_reason, different))
     unexplained = [
         judgement for judgement, reason in zip(different, reasons, strict=True) if reason is None
@@ -108,21 +106,15 @@ def _explain(different: Sequence[Judgement], has_val: bool) -> list[Reason]:
 
 def _reason(judgement: Judgement) -> Reason | None:
     recorded = judgement.answer.recorded
-    error = judgement.verdict.error
     has_text_around = judgement.verdicts_by_rule[0].error is PlanError.SYNTAX
     possible_verdicts = [verdict.valid for verdict in _possible_verdicts(judgement)]
     if has_text_around and recorded in possible_verdicts:
         return Reason.AROUND
     # VAL passes over surplus arguments of untyped actions, so a record made with it calls such
     # plans valid.
-    if error is PlanError.WRONG_ARITY and recorded and _is_valid_without_surplus(judgement):
+    has_surplus = judgement.verdict.error is PlanError.WRONG_ARITY
+    if has_surplus and recorded and _is_valid_without_surplus(judgement):
         return Reason.SURPLUS
-    # The names of an obfuscated domain come from a mapping, which is another one if the reference
-    # is foreign, too.
-    if error is PlanError.UNKNOWN_ACTION and _is_foreign(judgement, judgement.plan):
-        reference = parse_plan_text(judgement.answer.reference)
-        if not reference.actions or _is_foreign(judgement, reference):
-            return Reason.MAPPING
     return None
 
 
@@ -148,14 +140,6 @@ def _is_valid_without_surplus(judgement: Judgement) -> bool:
             arguments = arguments[: len(problem.domain.actions[name].parameters)]
         plan.append((name, *arguments))
     return execute(problem, plan).valid
-
-
-def _is_foreign(judgement: Judgement, plan: ParsedPlan) -> bool:
-    problem = judgement.task.problem
-    if problem is None:
-        return False
-    names = {name for name, *_ in plan.actions}
-    return names.isdisjoint(problem.domain.actions)
 
 
 def _reason_by_val(judgement: Judgement) -> Reason:
@@ -199,20 +183,3 @@ def saved_by_rule(judgements: Sequence[Judgement]) -> dict[str, dict[str, int]]:
             "saved": sum(judgement.verdicts_by_rule[place].valid for judgement in lost_by_strict),
         }
     return counts
-
-
-def extracted_alike(judgements: Sequence[Judgement]) -> dict[str, int]:
-    """Compare what was read with the plan that the file has cut out of the same answer (`extracted_llm_plan`)."""
-    num_compared = 0
-    num_equal = 0
-    for judgement in judgements:
-        if judgement.answer.extracted is None:
-            continue
-        extracted = parse_plan_text(judgement.answer.extracted)
-        # Where the file itself found no plan there is nothing to compare.
-        if extracted.error is None:
-            num_compared += 1
-            num_equal += (
-                judgement.plan.error is None and judgement.plan.actions == extracted.actions
-            )
-    return {"compared": num_compared, "equal": num_equal}

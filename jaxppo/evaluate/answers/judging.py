@@ -7,33 +7,18 @@ from typing import NamedTuple
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
-from jaxppo.planning import (
-    PlanVerdict,
-    UnsupportedPddlError,
-    find_val,
-    run_val_many,
-    validate_plan,
-)
+from jaxppo.planning import PlanVerdict, run_val_many, validate_actions, validate_plan
 from jaxppo.planning.answers.answer import (
     OPTIMALITY,
     VERIFICATION,
     PlanAnswer,
     UnusableAnswer,
 )
-from jaxppo.planning.answers.extraction import MAX_CHARACTERS, RULES, Rule
+from jaxppo.planning.answers.extraction import RULES, Rule
 from jaxppo.planning.answers.problems import AnsweredProblem, Problems
-from jaxppo.planning.language.plans import (
-    Action,
-    ParsedPlan,
-    PlanError,
-    parse_action,
-)
+from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_action
 from jaxppo.planning.language.temporal import parse_plan_for
-from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import PlanOutcome
-
-_Case = tuple[int, tuple[Action, ...]]
-"""What decides a verdict: the `id` of the task, and the plan."""
 
 
 class Judgement(NamedTuple):
@@ -97,8 +82,8 @@ class _Reading(NamedTuple):
 class AnswerJudge:
     """Judges answers to any problems.
 
-    Models repeat themselves: texts and plans are cached by problem, so that thousands of recorded answers take the time
-    of the different ones.
+    Models repeat themselves: texts are cached by problem, so that thousands of recorded answers take the time of the
+    different ones.
 
     Args:
         problems: where the problems are.
@@ -108,7 +93,6 @@ class AnswerJudge:
     def __init__(self, problems: Problems, rule: Rule = "strict"):
         self._problems = problems
         self._rule = RULES.index(rule)
-        self._verdicts: dict[_Case, PlanVerdict] = {}
         self._readings_by_text: dict[tuple[int, str], list[_Reading]] = {}
 
     def __call__(
@@ -154,8 +138,8 @@ class AnswerJudge:
 
     def _readings(self, task: AnsweredProblem, text: str | None) -> list[_Reading]:
         """Read and judge a text by every rule, in the order of `RULES`."""
-        # No answer is a failure, and so is one that is too long to be looked at.
-        if text is None or len(text) > MAX_CHARACTERS:
+        # No answer is a failure.
+        if text is None:
             unreadable = ParsedPlan((), PlanError.SYNTAX, 1)
             return [_Reading(unreadable, _refused(unreadable))] * len(RULES)
         key = (id(task), text)
@@ -182,17 +166,8 @@ class AnswerJudge:
     def _verdict(self, task: AnsweredProblem, plan: ParsedPlan) -> PlanVerdict:
         if plan.error is not None or task.problem is None:
             return _refused(plan)
-        case = (id(task), plan.actions)
-        if case not in self._verdicts:
-            # Some problems turn out to be beyond the built-in validator only in a step of a plan.
-            try:
-                self._verdicts[case] = execute(task.problem, plan.actions)
-            except UnsupportedPddlError:
-                if find_val() is None:
-                    raise
-                question = (task.domain_pddl, task.problem_pddl, plan.actions)
-                [self._verdicts[case]] = run_val_many([question])
-        return self._verdicts[case]
+        # Some problems turn out to be beyond the built-in validator only in a step of a plan.
+        return validate_actions(task.domain_pddl, task.problem_pddl, plan.actions, "auto")
 
 
 def _refused(plan: ParsedPlan) -> PlanVerdict:
@@ -200,44 +175,23 @@ def _refused(plan: ParsedPlan) -> PlanVerdict:
 
 
 def ask_val(judgements: Sequence[Judgement]) -> list[Judgement]:
-    """Ask VAL about the plans that can be read; of problems that it refuses there is no verdict.
-
-    Raises:
-        ValidatorError: VAL is missing.
-    """
-    # Equal plans for a problem are asked about once.
-    tasks: dict[_Case, AnsweredProblem] = {}
-    for judgement in judgements:
-        is_readable = judgement.plan.error is None and judgement.task.problem is not None
-        if is_readable and judgement.val is None:
-            tasks[_case_of(judgement)] = judgement.task
-    try:
-        verdicts = _val_verdicts(tasks)
-    except ValidatorError:
-        if find_val() is None:
-            raise
-        # One problem that VAL refuses costs all of a call their verdicts, so each problem gets a
-        # call of its own.
-        verdicts = {}
-        for cases in grouped(tasks, lambda case: case[0]).values():
-            with suppress(ValidatorError):
-                verdicts |= _val_verdicts({case: tasks[case] for case in cases})
-    answered = []
-    for judgement in judgements:
-        val = judgement.val or verdicts.get(_case_of(judgement))
-        answered.append(judgement._replace(val=val))
+    """Ask VAL about the plans that can be read; of problems that it refuses there is no verdict."""
+    answered = list(judgements)
+    readable = [
+        index
+        for index, judgement in enumerate(judgements)
+        if judgement.plan.error is None and judgement.task.problem is not None
+    ]
+    # One problem that VAL refuses costs all of a call their verdicts, so each problem gets a call
+    # of its own.
+    for group in grouped(readable, lambda index: id(judgements[index].task)).values():
+        task = judgements[group[0]].task
+        plans = [judgements[index].plan.actions for index in group]
+        with suppress(ValidatorError):
+            verdicts = run_val_many([(task.domain_pddl, task.problem_pddl, plan) for plan in plans])
+            for index, verdict in zip(group, verdicts, strict=True):
+                answered[index] = judgements[index]._replace(val=verdict)
     return answered
-
-
-def _case_of(judgement: Judgement) -> _Case:
-    return id(judgement.task), judgement.plan.actions
-
-
-def _val_verdicts(tasks: dict[_Case, AnsweredProblem]) -> dict[_Case, PlanVerdict]:
-    questions = []
-    for (_, actions), task in tasks.items():
-        questions.append((task.domain_pddl, task.problem_pddl, actions))
-    return dict(zip(tasks, run_val_many(questions), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring

@@ -38,11 +38,6 @@ def print_answers(console: Console, content: Mapping[str, Any]) -> None:
     )
     console.result_table(title, rules, ("rule", "readable", "valid", "saved"))
     _print_recorded(console, content["recorded"])
-    extracted = content["extracted"]
-    if extracted["compared"]:
-        console.result(
-            f"read as extracted_llm_plan has it: {extracted['equal']} of {extracted['compared']}"
-        )
     val = content["val"]
     if val["asked"]:
         console.result(f"VAL, asked about {val['asked']} answers, agrees on {val['equal']}")
@@ -51,10 +46,6 @@ def print_answers(console: Console, content: Mapping[str, Any]) -> None:
             console,
             [f"{line['source']}: {line['verdict']}, VAL: {line['val']}" for line in differences],
         )
-    note = "characters are not looked at, and count as no plan"
-    _print_lines(
-        console, [f"{line['source']}: {line['characters']} {note}" for line in content["too_long"]]
-    )
     answers = content["answers"]
     console.result(
         f"{answers['judged']} answers judged, {answers['not_judged']} files or answers not"

@@ -1,7 +1,7 @@
 """Everything that is said about files of answers, for `eval.json`, the terminal and the page."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ from jaxppo.config import EvaluateConfig
 from jaxppo.errors import DataError
 from jaxppo.evaluate.answers.agreement import (
     agreement,
-    extracted_alike,
     saved_by_rule,
     second_opinions,
 )
@@ -25,7 +24,6 @@ from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.planning import PlanVerdict
 from jaxppo.planning.answers.answer import VERIFICATION
 from jaxppo.planning.answers.columns import parse_columns
-from jaxppo.planning.answers.extraction import MAX_CHARACTERS
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
 from jaxppo.planning.language.plans import PlanError
@@ -94,24 +92,12 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
             model: break_counts(model_rows) for model, model_rows in rows.items()
         },
         "answers": {"judged": len(judgements), "not_judged": len(unread)},
-        "too_long": _too_long(judgements),
         "not_judged": [line._asdict() for line in unread],
         "extraction": {"rule": config.extract, "rules": saved_by_rule(own_plans)},
-        "extracted": extracted_alike(own_plans),
         "recorded": agreement(judgements),
         "val": second_opinions(judgements),
     }
     return AnswerResults(list(map(_record, judgements)), rows, content)
-
-
-def _too_long(judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
-    """List the answers that count as failed without being looked at."""
-    lines = []
-    for judgement in judgements:
-        length = len(judgement.answer.text or "")
-        if length > MAX_CHARACTERS:
-            lines.append({"source": judgement.answer.source, "characters": length})
-    return lines
 
 
 def _folder(name: str | None) -> Path | None:

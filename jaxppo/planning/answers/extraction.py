@@ -1,4 +1,4 @@
-"""Cut a plan out of what a model wrote, by one of four rules.
+"""Cut a plan out of what a model wrote, by one of three rules.
 
 All rules leave a text alone that is a plan already. `docs/judge_plans.md` has them in words.
 """
@@ -13,18 +13,12 @@ from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import Action, ParsedPlan, parse_plan_text
 from jaxppo.planning.language.task import Problem
 
-Rule = Literal["strict", "fenced", "longest", "last"]
+Rule = Literal["strict", "longest", "last"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
-MAX_CHARACTERS = 1_000_000
-"""Of an answer; a longer one is not looked at, and is no plan by any rule."""
-
-# Possessive quantifiers, here and in `steps`: an answer of a million characters must not take
+# Possessive quantifiers, here and in `steps`: an answer of any length must not take
 # longer than linear time.
-_FENCE = r"^[ \t]*+`{3,}+[^\n`]*+$"
-_TAGS = r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>"
-_MARK = re.compile(rf"{_FENCE}|{_TAGS}", re.IGNORECASE | re.MULTILINE)
-_TAG = re.compile(_TAGS, re.IGNORECASE)
+_TAG = re.compile(r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*+\{")
 _THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _NEXT_PROBLEM = "[STATEMENT]"
@@ -48,15 +42,11 @@ class PlanReader:
         plan = self._read_strictly(text)
         if plan.error is None or rule == "strict":
             return plan
-        if rule == "fenced":
-            actions = self._fenced_plan(text)
-        else:
-            lists = self._step_lists(text)
-            if rule == "longest":
-                # Of equally long lists the last: what a model corrects, it corrects below.
-                lists = sorted(lists, key=len)
-            actions = lists[-1] if lists else None
-        return plan if actions is None else ParsedPlan(actions)
+        lists = self._step_lists(text)
+        if rule == "longest":
+            # Of equally long lists the last: what a model corrects, it corrects below.
+            lists = sorted(lists, key=len)
+        return ParsedPlan(lists[-1]) if lists else plan
 
     def _read_strictly(self, text: str) -> ParsedPlan:
         """Read a text that is steps, or sentences a line, and nothing else."""
@@ -72,20 +62,6 @@ class PlanReader:
             return ParsedPlan(tuple(self._sentences.read(text)))
         except DataError:
             return plan
-
-    def _fenced_plan(self, text: str) -> tuple[Action, ...] | None:
-        """Return the plan between two marks: of several pieces, the last that is a plan by itself."""
-        # Every second piece is between two marks; one mark alone has the plan after it, or else
-        # before it.
-        pieces = _MARK.split(text)
-        candidates = pieces[1::2]
-        if len(pieces) == 2:
-            candidates = pieces
-        for piece in reversed(candidates):
-            plan = self._read_strictly(piece)
-            if plan.error is None and plan.actions:
-                return plan.actions
-        return None
 
     def _step_lists(self, text: str) -> list[tuple[Action, ...]]:
         """Find lists of steps after the thinking: in what is marked as the plan where steps are, else anywhere."""

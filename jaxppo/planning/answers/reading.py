@@ -1,6 +1,5 @@
 """Find the files of answers: result files of PlanBench, tables, plans as files; each by what its name ends with."""
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -9,11 +8,11 @@ from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
 from jaxppo.planning.answers.columns import TABLE, read_row, with_column_names
 from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
 from jaxppo.planning.answers.planbench_results import read_results
-from jaxppo.planning.answers.tables import READERS
-from jaxppo.planning.importing.source_files import file_label, list_files
+from jaxppo.planning.importing.source_files import file_label, list_files, located_rows
 
 Answers = Iterator[PlanAnswer | UnusableAnswer]
 _PLANBENCH = ".json"
+_TABLES = (".jsonl", ".csv", ".parquet")
 
 
 def read_answers(
@@ -36,23 +35,18 @@ def read_answers(
     if not source.exists():
         raise DataError(f"plans: expected a file or a folder, got {source}")
     files = [path for path in list_files(source, "*") if path.is_file()]
-    suffixes = [_PLANBENCH, *READERS]
-    if not any(path.suffix.lower() in suffixes or is_plan_file(path) for path in files):
-        # The commonest kinds say what sort of folder it is.
-        kinds = Counter(path.suffix or "no suffix" for path in files)
-        counts = ", ".join(f"{count} with {suffix}" for suffix, count in kinds.most_common(3))
-        content = (counts or "an empty folder") if source.is_dir() else str(source)
-        endings = ", ".join([*suffixes, ".plan"])
+    suffixes = [_PLANBENCH, *_TABLES]
+    if not any(path.suffix in suffixes or is_plan_file(path) for path in files):
         raise DataError(
-            f"plans: expected files that end with {endings} (a plan alone: PROBLEM.plan), got {content}"
+            f"plans: expected files that end with {', '.join(suffixes)} or .plan (a plan alone: PROBLEM.plan), "
+            f"got none in {source}"
         )
     # Other files of a folder are none of ours: result folders also have logs and pictures.
     for path in files:
         label = file_label(path, source)
-        suffix = path.suffix.lower()
-        if suffix == _PLANBENCH:
+        if path.suffix == _PLANBENCH:
             yield from read_results(path, label, column_names, configs)
-        elif suffix in READERS:
+        elif path.suffix in _TABLES:
             yield from _read_table(path, label, column_names)
         elif is_plan_file(path):
             yield read_plan_file(path, source, label, folders)
@@ -62,17 +56,10 @@ def _read_table(path: Path, label: str, column_names: Mapping[str, str]) -> Answ
     """Read a row at a time; a model that no row names is called like the file."""
     columns = with_column_names(TABLE, column_names)
     defaults = {"model": path.stem, "prompt": "answers"}
-    # Inside, an error of one row, after which the next is read; outside, one of the file, which
-    # ends it.
-    try:
-        for place, row in READERS[path.suffix.lower()](path, label):
-            try:
-                yield (
-                    row
-                    if isinstance(row, UnusableAnswer)
-                    else read_row(row, columns, place, defaults)
-                )
-            except DataError as error:
-                yield UnusableAnswer.from_error(place, error)
-    except DataError as error:
-        yield UnusableAnswer.from_error(label, error)
+    for place, row in located_rows(path, label):
+        try:
+            if isinstance(row, DataError):
+                raise row
+            yield read_row(row, columns, place, defaults)
+        except DataError as error:
+            yield UnusableAnswer.from_error(place, error)

@@ -147,7 +147,7 @@ def read_split(
         DataError: no file can be read, or a row does not have every one of the columns in the right type.
     """
     path = _split_path(Path(folder), split)
-    return _checked_rows(_rows_of_file(path), columns, convert)
+    return _checked_rows(rows_of_file(path), columns, convert)
 
 
 def _split_path(folder: Path, split: str) -> Path:
@@ -168,7 +168,12 @@ def _split_path(folder: Path, split: str) -> Path:
     return existing[0]
 
 
-def _rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
+def rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
+    """Yield the rows of a file, each with what names it in errors; the form is that of the name's ending.
+
+    Raises:
+        DataError: the file, or a row, cannot be read.
+    """
     # Every reader raises what it finds wrong as a `DataError` that names the file.
     readers = {
         ".jsonl": _jsonl_rows,
@@ -176,7 +181,7 @@ def _rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
         ".json": _json_rows,
         ".csv": _csv_rows,
     }
-    return readers[path.suffix](path)
+    return readers.get(path.suffix, _jsonl_rows)(path)
 
 
 def _is_list(path: Path) -> bool:

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.config import is_split_name
-from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, read_split, split_files
+from jaxppo.planning.datasets.files import PAPER_COLUMNS, SOURCE_COLUMNS, split_files
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.datasets.rows import COLUMNS, Row, checked_row, reference_plans
 from jaxppo.planning.importing.instance_files import Entry, Instances, collect
-from jaxppo.planning.importing.source_files import file_label, list_files
+from jaxppo.planning.importing.source_files import file_label, list_files, located_rows
 from jaxppo.planning.importing.source_problems import (
     FROM_SOURCE,
     Reading,
@@ -32,15 +31,17 @@ def read_paper(source: Path, pddl_dir: Path) -> Reading:
 def read_rows(source: Path) -> Reading:
     """Read a data set folder of ours, or one file of it: problems, plans, and all columns that are not made anew."""
     for path in split_files(source) if source.is_dir() else [source]:
-        rows = _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path, source)
-        for place, row in rows:
-            yield row if isinstance(row, Rejected) else _own_problem(row, place, path.stem)
+        for place, row in located_rows(path, file_label(path, source)):
+            if isinstance(row, DataError):
+                yield unreadable(place, row)
+            else:
+                yield _own_problem(row, place, path.stem)
 
 
 def _paper_entries(source: Path) -> Iterator[Entry | Rejected]:
     for path in list_files(source, "*.jsonl"):
-        for place, row in _json_rows(path, source):
-            yield row if isinstance(row, Rejected) else _paper_entry(row, place)
+        for place, row in located_rows(path, file_label(path, source)):
+            yield unreadable(place, row) if isinstance(row, DataError) else _paper_entry(row, place)
 
 
 def _paper_entry(row: Row, place: str) -> Entry | Rejected:
@@ -61,37 +62,6 @@ def _paper_entry(row: Row, place: str) -> Entry | Rejected:
     prompt = f"{row['instruction']}\n{row['input']}"
     columns = {"instance": str(instance), "source_prompt": prompt}
     return Entry(row["domain"], str(instance), "\n".join(row["raw_plan"]), place, columns)
-
-
-def _json_rows(path: Path, source: Path) -> Iterator[tuple[str, Row | Rejected]]:
-    """Yield the rows of a file, each after its place, read line by line: such files may be larger than memory."""
-    label = file_label(path, source)
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            place = f"{label}:{number}"
-            try:
-                row = parse_json(line)
-                # An empty value is no row and no error, like an empty line.
-                if row is not None and not isinstance(row, dict):
-                    raise DataError(f"expected an object, got {type(row).__name__}")
-            except DataError as error:
-                yield place, unreadable(place, error)
-            else:
-                if row is not None:
-                    yield place, row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Row | Rejected]]:
-    """Yield the rows of a file, each after its place; `_own_problem` checks their columns."""
-    try:
-        rows = read_split(path.parent, path.stem, {})
-    except DataError as error:
-        yield path.name, unreadable(path.name, error, split=path.stem)
-        return
-    for number, row in enumerate(rows, 1):
-        yield f"{path.name}:{number}", row
 
 
 def _own_problem(row: Row, place: str, file_split: str) -> SourceProblem | Rejected:

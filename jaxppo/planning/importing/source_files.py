@@ -1,11 +1,14 @@
 """The files of a source in the order that a person expects, and what is remembered of each."""
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError, PddlError
+from jaxppo.planning.datasets.files import rows_of_file
+from jaxppo.planning.datasets.rows import Row
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -53,3 +56,29 @@ class ErrorCache(Generic[Key, Value]):
         if key in self._errors:
             raise DataError(self._errors[key])
         return self._values[key]
+
+
+def located_rows(path: Path, label: str) -> Iterator[tuple[str, Row | DataError]]:
+    """Yield the rows of JSON lines, CSV or Parquet, each after its place; for one that cannot be read, the error.
+
+    A broken line of JSON costs no other line; in the other formats nothing comes after an error.
+    """
+    if path.suffix != ".jsonl":
+        try:
+            for row, location in rows_of_file(path):
+                yield label + location.removeprefix(str(path)), row
+        except DataError as error:
+            yield label, error
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise DataError(f"expected a JSON object, got {type(row).__name__}")
+            except DataError as error:
+                yield f"{label}:{number}", error
+            else:
+                yield f"{label}:{number}", row

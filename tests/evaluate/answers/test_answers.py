@@ -16,7 +16,6 @@ from jaxppo.evaluate.answers.agreement import Reason
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.planning import find_val
 from jaxppo.planning.answers.columns import parse_columns
-from jaxppo.planning.answers.extraction import MAX_CHARACTERS
 from jaxppo.planning.domains import BLOCKSWORLD
 from tests.headless import CHROMIUM
 from tests.planbench_tree import (
@@ -96,21 +95,20 @@ def test_every_difference_from_the_record_has_its_reason(tmp_path):
     one, two, three, four, five, six = instances()
     entries = [
         record(one, f"```\n{lines(one.plan)}```", True),
-        record(two, renamed(two), True, ground_truth_plan=renamed(two)),
+        record(two, renamed(two), True),
         record(three, lines(three.plan), False),
         record(four, "I am sorry.", True),
-        record(five, renamed(five), True),  # its reference has the domain's names: no other mapping
+        record(five, renamed(five), False),
         record(six, f"Sure!\n{lines(six.plan)}", False),
     ]
     content, _, out, _ = judge(tmp_path, entries)
-    assert content["recorded"]["equal"] == 1  # the last: what is recorded is said of the whole text here, too
+    assert content["recorded"]["equal"] == 2  # of the last, too, what is recorded is said of the whole text here
     found = {one["source"].split()[-1]: one["reason"] for one in content["recorded"]["disagreements"]}
-    reasons = [Reason.AROUND, Reason.MAPPING, UNEXPLAINED, Reason.OTHER, UNEXPLAINED]
-    assert found == dict(zip("12345", reasons, strict=True))
+    reasons = [Reason.AROUND, UNEXPLAINED, UNEXPLAINED, Reason.OTHER]
+    assert found == dict(zip("1234", reasons, strict=True))
     assert all(out.count(one["source"]) == 1 for one in content["recorded"]["disagreements"])
     assert content["extraction"]["rules"] == {
         "strict": {"readable": 3, "valid": 1, "saved": 0},
-        "fenced": {"readable": 4, "valid": 2, "saved": 1},
         "longest": {"readable": 5, "valid": 3, "saved": 2},
         "last": {"readable": 5, "valid": 3, "saved": 2},
     }
@@ -126,7 +124,7 @@ def test_val_is_a_second_judge_on_demand(tmp_path):
     assert "VAL" in out
 
 
-def test_raw_answers_are_read_as_sentences_and_checked_against_the_extracted_plan(tmp_path):
+def test_raw_answers_are_read_as_sentences(tmp_path):
     one, two, three, four = instances()[:4]
     entries = [
         record(one, lines(one.plan), True, f"Here is my plan.\n\n{numbered(one.plan)}\n\nIt reaches the goal."),
@@ -134,10 +132,8 @@ def test_raw_answers_are_read_as_sentences_and_checked_against_the_extracted_pla
         record(three, lines(three.plan), True, "\n".join(map(sentence, three.plan[:-2]))),
         record(four, lines(four.plan), False, f"Like this:\n{numbered(four.plan)}"),
     ]
-    content, records, out, _ = judge(tmp_path, entries, "--columns", "plan=llm_raw_response", "--extract", "longest")
+    content, records, _, _ = judge(tmp_path, entries, "--columns", "plan=llm_raw_response", "--extract", "longest")
     assert [one["valid"] for one in records] == [True, True, False, True]
-    assert content["extracted"] == {"compared": 4, "equal": 3}
-    assert "3 of 4" in out
     # The record of the third is about another plan; that of the fourth is about this one, and not about the text.
     found = {one["problem"][-1]: one["reason"] for one in content["recorded"]["disagreements"]}
     assert found == {"3": Reason.OTHER, "4": UNEXPLAINED}
@@ -275,8 +271,10 @@ def test_what_is_broken_is_a_line_each(tmp_path, pddl_dir):
 
 def test_nothing_to_judge_is_an_error(tmp_path, pddl_dir):
     results = write_results(tmp_path, "m", [{"query": "x"}])
+    others = write_files(tmp_path / "others", {"m/p1.txt": "(a)"})
     for named, plans, folder in (
         ("plans", results, pddl_dir),
+        (r"plans: .*\.jsonl.*\.plan", others, pddl_dir),
         ("nowhere", tmp_path / "nowhere", pddl_dir),
         ("pddl_dir", results, tmp_path / "nowhere"),
     ):
@@ -343,23 +341,18 @@ SCRIPT = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 
 
 def test_hostile_text_is_shown_and_never_run(tmp_path, pddl_dir, request):
-    one, _, three = instances()[:3]
+    three = instances()[2]
     formula = '=HYPERLINK("http://x","y")'
-    long = lines(one.plan) + "x" * MAX_CHARACTERS
     table = [
         {"model": SCRIPT, "prompt": "</script>\x1b[31m", "problem": "instance-1", "plan": SCRIPT, "correct": "true"},
         {"model": formula, "prompt": "\u202e", "problem": "instance-2", "plan": formula, "correct": "true"},
         {"model": "m", "prompt": "p", "problem": "instance-3", "plan": lines(three.plan), "correct": "true"},
-        {"model": "m", "prompt": "p", "problem": "instance-1", "plan": long, "correct": ""},
         {"model": "m", "prompt": "p", "problem": f"{SCRIPT}\n", "plan": "", "correct": ""},
     ]
     path = write_table(tmp_path / "answers.csv", table)
     content, records, out, page = run(tmp_path, path, pddl_dir=pddl_dir)
-    assert [one["valid"] for one in records] == [False, False, True, False]
+    assert [one["valid"] for one in records] == [False, False, True]
     assert content["answers"]["not_judged"] == 1
-    by_rule = {counts["valid"] for counts in content["extraction"]["rules"].values()}
-    assert by_rule == {1}  # not the long one by any rule
-    assert len(content["too_long"]) == 1 and str(len(long)) in out
     assert "<script>alert" not in page and "onerror=&#34;" in page and "<img" not in page
     assert len(page) < 300_000
     assert "\x1b" not in out and "\u202e" not in out

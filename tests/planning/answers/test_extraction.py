@@ -31,28 +31,28 @@ FULL = "(pick-up a) (stack a b)"
 PROSE = "First (as you know) think.\n(pick-up b)\nWrong, since\n1. (pick-up a),\n2. (stack a b)\nCheck (pick-up a)."
 
 CASES = [
-    # text, what strict, fenced, longest and last read; None: nothing
-    (FULL, FULL, FULL, FULL, FULL),
-    (f"; a comment (stack b a)\n{FULL}\n", FULL, FULL, FULL, FULL),
-    ("", "", "", "", ""),
-    ("I do not know.", None, None, None, None),
-    (f"```pddl\n{FULL}\n```", None, FULL, FULL, FULL),
-    (f"```\n{FULL}", None, FULL, FULL, FULL),  # never closed
-    (f"```\n{SHORT}\n```\nNo:\n```\n{FULL}\n```", None, FULL, FULL, FULL),
-    (f"```\n{FULL}\n```\nand then\n```\nno plan\n```", None, FULL, FULL, FULL),
-    (f"[PLAN]\n{FULL}\n[PLAN END] as asked", None, FULL, FULL, FULL),
-    (f"<plan>{FULL}</plan>.", None, FULL, FULL, FULL),
-    ("| (pick-up a) | (stack a b) |", None, None, FULL, FULL),
-    (PROSE, None, None, FULL, FULL),  # an action in a sentence is no step
+    # text, what strict, longest and last read; None: nothing
+    (FULL, FULL, FULL, FULL),
+    (f"; a comment (stack b a)\n{FULL}\n", FULL, FULL, FULL),
+    ("", "", "", ""),
+    ("I do not know.", None, None, None),
+    (f"```pddl\n{FULL}\n```", None, FULL, FULL),
+    (f"```\n{FULL}", None, FULL, FULL),  # never closed
+    (f"```\n{SHORT}\n```\nNo:\n```\n{FULL}\n```", None, FULL, FULL),
+    (f"```\n{FULL}\n```\nand then\n```\nno plan\n```", None, FULL, FULL),
+    (f"[PLAN]\n{FULL}\n[PLAN END] as asked", None, FULL, FULL),
+    (f"<plan>{FULL}</plan>.", None, FULL, FULL),
+    ("| (pick-up a) | (stack a b) |", None, FULL, FULL),
+    (PROSE, None, FULL, FULL),  # an action in a sentence is no step
     # No step of these is the domain's: then any will do.
-    ("Go: (move a b) (move b a)", None, None, "(move a b) (move b a)", "(move a b) (move b a)"),
-    ("pick up the red block\nstack the red block on top of the dark blue block\n", FULL, FULL, FULL, FULL),
-    ("[PLAN]\npick up the red block\n[PLAN END]\n", SHORT, SHORT, SHORT, SHORT),
-    ("1. Pick up the red block.\n2. **Stack the red block on top of the dark blue block.**", None, None, FULL, FULL),
-    ("1. pick up red block\n2. stack RED on blue", None, None, FULL, FULL),
-    ("Pick up a. Stack a on top of b!", None, None, FULL, FULL),
-    ("Pick up the green block. Put down the red block onto it.", None, None, None, None),  # it begins with no step
-    ("unstack the red block on top of the dark blue block", None, None, None, None),
+    ("Go: (move a b) (move b a)", None, "(move a b) (move b a)", "(move a b) (move b a)"),
+    ("pick up the red block\nstack the red block on top of the dark blue block\n", FULL, FULL, FULL),
+    ("[PLAN]\npick up the red block\n[PLAN END]\n", SHORT, SHORT, SHORT),
+    ("1. Pick up the red block.\n2. **Stack the red block on top of the dark blue block.**", None, FULL, FULL),
+    ("1. pick up red block\n2. stack RED on blue", None, FULL, FULL),
+    ("Pick up a. Stack a on top of b!", None, FULL, FULL),
+    ("Pick up the green block. Put down the red block onto it.", None, None, None),  # it begins with no step
+    ("unstack the red block on top of the dark blue block", None, None, None),
 ]
 
 
