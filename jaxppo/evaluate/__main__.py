@@ -413,11 +413,9 @@ def _page_note(config: EvaluateConfig, validator: str | None) -> str:
     if config.plans is not None:
         return note
     temperature = config.evaluation.eval_temperature
-    decoding = (
-        f"{config.num_samples} answers each at temperature {temperature:g}"
-        if temperature
-        else "Greedy decoding"
-    )
+    decoding = "Greedy decoding"
+    if temperature:
+        decoding = f"{config.num_samples} answers each at temperature {temperature:g}"
     if config.decoder != "plain":
         decoding += f" by the decoder {config.decoder}"
     if len(config.sources) > 1:

@@ -61,16 +61,17 @@ def _row(
 ) -> dict[str, str]:
     # The table names what most plans of a row fail by; all reasons are in `eval.json`.
     failures = {name: count for name, count in cell["errors"].items() if name != "valid" and count}
-    commonest = max(failures, key=lambda name: failures[name], default="")
+    failure = "-"
+    if failures:
+        commonest = max(failures, key=lambda name: failures[name])
+        failure = f"{commonest.replace('_', ' ')} ({failures[commonest]})"
     row = {
         "domain": domain,
         "model": model,
         "prompt": prompt,
         "n": str(cell["answers"]),
         "valid": interval_text(cell["validity"]),
-        "most fail by": f"{commonest.replace('_', ' ')} ({failures[commonest]})"
-        if commonest
-        else "-",
+        "most fail by": failure,
     }
     # A terminal has no room for more intervals than that of the validity.
     for column, name in _SHORT_COLUMNS.items():

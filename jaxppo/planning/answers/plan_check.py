@@ -162,11 +162,9 @@ def check_as_text(check: PlanCheck) -> str:
     if check.judge == "val":
         lines.append("by VAL: the built-in validator does not cover this problem")
     if check.val is not None:
-        line = (
-            "VAL: plan valid"
-            if check.val.valid
-            else f"VAL: plan not valid{check.val.write_fault()}"
-        )
+        line = "VAL: plan valid"
+        if not check.val.valid:
+            line = f"VAL: plan not valid{check.val.write_fault()}"
         if check.val.valid != check.verdict.valid:
             line += "  <- not what is said above"
         lines.append(line)

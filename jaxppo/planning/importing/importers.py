@@ -1,6 +1,5 @@
 """Problems that others made, as rows: read, checked, solved where they came without a plan, and split."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning.datasets.config import ImportConfig
 from jaxppo.planning.datasets.files import PAPER_COLUMNS, first_row, read_mappings, split_files
-from jaxppo.planning.datasets.folder import Rejected, kind_of_reason, write_dataset
+from jaxppo.planning.datasets.folder import Rejected, write_dataset
 from jaxppo.planning.datasets.renamed_rows import pools_of, renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
@@ -111,8 +110,9 @@ def _import(
     # An import of nothing is refused before the long stages, with the reason that it most likely
     # has.
     if not rows:
+        first = f"{rejected[0].source}: {rejected[0].reason}" if rejected else "none at all"
         raise DataError(
-            f"source: expected a problem that can become a row in {source}, got {_summary(rejected)}"
+            f"source: expected a problem that can become a row in {source}, got {len(rejected)} rejected: {first}"
         )
     if config.n_renamings and "train" in rows:
         rows["train"] = _with_renamings(rows["train"], config.n_renamings, rejected)
@@ -183,13 +183,12 @@ def _check(
     problems: list[SourceProblem] = []
     with terminal.progress(len(readings), "check") as progress:
         for number, reading in enumerate(readings, 1):
-            checked = (
-                reading if isinstance(reading, Rejected) else _with_valid_plans(reading, config)
-            )
-            if isinstance(checked, Rejected):
-                rejected.append(checked)
+            if isinstance(reading, SourceProblem):
+                reading = _with_valid_plans(reading, config)
+            if isinstance(reading, Rejected):
+                rejected.append(reading)
             else:
-                problems.append(checked)
+                problems.append(reading)
             progress.update(number, rejected=len(rejected))
     return problems
 
@@ -324,15 +323,6 @@ def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -
                 )
             )
     return rows_and_copies
-
-
-def _summary(rejected: Sequence[Rejected]) -> str:
-    """Say how many problems were left out for which reason, and show the first of them."""
-    if not rejected:
-        return "none at all"
-    counts = Counter(kind_of_reason(entry.reason) for entry in rejected)
-    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
-    return f"only rejected ones ({kinds}); the first is {rejected[0].source}: {rejected[0].reason}"
 
 
 def _figures(

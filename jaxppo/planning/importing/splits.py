@@ -134,12 +134,9 @@ def _split_of(
     # As in `build`, the harder splits are of test's partition, so that none of their forms is ever
     # trained on.
     split = "test_larger" if is_larger else "test_longer"
-    return (
-        split,
-        None
-        if partition == "test"
-        else f"other partition: {split} is of the partition test, not {partition}",
-    )
+    if partition == "test":
+        return split, None
+    return split, f"other partition: {split} is of the partition test, not {partition}"
 
 
 def _most_objects_by_domain(

@@ -252,7 +252,7 @@ def test_import_problems_rejects_what_the_prompt_style_cannot_write(tmp_path):
     rows, rejected, _ = import_into(tmp_path / "pddl", source, prompt_style="pddl")
     assert (list(rows), rejected) == (["p", "q"], {})
     del files["p.pddl"]
-    with pytest.raises(DataError, match=r"^source: .*prompt style 1"):
+    with pytest.raises(DataError, match=r"^source: .*prompt style"):
         import_into(tmp_path / "none", write_files(tmp_path / "without p", files))
 
 
@@ -279,7 +279,7 @@ def test_import_problems_replaces_invalid_plans_where_asked(tmp_path):
     rows, rejected, _ = import_into(tmp_path / "out", source, planners=BUILTIN, replace_invalid_plans=True)
     assert plans_of(rows) == {"p1": lamp_plan(1), "p2": lamp_plan(2)}
     assert rejected == {}
-    with pytest.raises(DataError, match=r"source.*invalid plan 1, unreadable plan 1.*p1\.pddl: invalid plan at step 1"):
+    with pytest.raises(DataError, match=r"source.*2 rejected: p1\.pddl: invalid plan at step 1"):
         import_into(tmp_path / "none", source)
 
 
