@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import Atom, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, format_action
-from jaxppo.planning.language.sexpr import read_form
+from jaxppo.planning.language.sexpr import Node, read_form
 from jaxppo.planning.transform.renaming import write_definition
 from jaxppo.planning.validate.validator import visit
 
@@ -27,8 +27,8 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
             old_facts = {tuple(fact) for fact in stated if fact[:1] != ["="]}
             # Values, which are no facts, stay.
             remaining = [fact for fact in stated if fact[:1] == ["="] or tuple(fact) in facts]
-            new_facts = sorted(set(facts) - old_facts)
-            form[number] = [":init", *remaining, *map(list, new_facts)]
+            new_facts: list[Node] = [list(fact) for fact in sorted(set(facts) - old_facts)]
+            form[number] = [":init", *remaining, *new_facts]
     return write_definition(form)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from jaxppo.errors import PddlError
-from jaxppo.planning.language.sexpr import Form, Word, read_form
+from jaxppo.planning.language.sexpr import Form, Node, read_form
 from jaxppo.planning.language.task import ACTION_PARTS
 from jaxppo.planning.language.temporal import Plan
 
@@ -57,7 +57,7 @@ def _file_deviation(text: str) -> str | None:
     return None
 
 
-def _stack_entries(items: Sequence[Word | Form]) -> int:
+def _stack_entries(items: Sequence[Node]) -> int:
     """Count the entries of VAL's stack that a typed list takes before its end."""
     group_entries = 0
     num_names = 0
