@@ -102,7 +102,7 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
         Run(command="train", config=config, folder=folder, console=Console(quiet=True))
     )
     # The steps of `jaxppo train` itself, up to its first update.
-    with contextlib.closing(setup.rewards), contextlib.closing(setup.meter):
+    with contextlib.closing(setup.rewards):
         state = setup.learner.init_state(*start)
         reference = setup.learner.reference(state, start.policy)
         with setup.training(reference) as training:

@@ -79,7 +79,7 @@ def path_of(keys: Any) -> str:
 def mesh_sizes() -> dict[str, int]:
     """Return how many devices each axis has where this is traced; 1 for an absent axis."""
     mesh = jax.sharding.get_abstract_mesh()
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = {axis: 1 for axis in AXES}
     sizes.update(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     return sizes
 
@@ -393,7 +393,7 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
         f"axis=size for the axes {', '.join(AXES)}, each at most once, whose sizes (one may be -1, for what is left) "
         f"multiply to the {num_devices} devices, got {text!r}"
     )
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = {axis: 1 for axis in AXES}
     named_axes: list[str] = []
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))

@@ -183,5 +183,13 @@ def shapes_of(prompt_ids: Any, completion_mask: Any, input_ids: Any) -> Shapes:
         completion_mask: [B, C] bool, on the host.
         input_ids: [B, T] int32.
     """
-    longest = int(completion_mask.sum(axis=1).max())
-    return Shapes(*prompt_ids.shape, *completion_mask.shape, longest, input_ids.shape[1])
+    num_prompts, prompt_length = prompt_ids.shape
+    num_completions, completion_length = completion_mask.shape
+    return Shapes(
+        prompts=num_prompts,
+        prompt_length=prompt_length,
+        completions=num_completions,
+        completion_length=completion_length,
+        longest_completion=int(completion_mask.sum(axis=1).max()),
+        sequence_length=input_ids.shape[1],
+    )

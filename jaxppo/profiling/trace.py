@@ -138,8 +138,10 @@ def _durations(trace: dict[str, Any]) -> dict[str, list[float]]:
         line.sort(key=lambda event: (event["ts"], -event["dur"]))
         for event, following in zip(line, [*line[1:], None], strict=True):
             # A loop or a call encloses operations, which have its time.
-            is_inside = following is not None and following["ts"] < _end(event)
-            if not (is_inside and _end(following) <= _end(event)):
+            encloses = following is not None and (
+                following["ts"] < _end(event) and _end(following) <= _end(event)
+            )
+            if not encloses:
                 durations[_name(event)].append(event["dur"] / 1e3)
     return durations
 

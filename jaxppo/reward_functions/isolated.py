@@ -58,6 +58,9 @@ def import_function(path: str) -> Callable[..., Any]:
     except Exception as error:
         # A module may fail in any way while it is imported.
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
+        if "/" in module or module.endswith(".py"):
+            dotted = module.removesuffix(".py").strip("./").replace("/", ".")
+            fix = f"a module, not a path: {dotted}:{name}"
         raise ConfigError(
             f"reward_funcs: expected a function at {path}, got {describe_error(error)}; {fix}"
         ) from error

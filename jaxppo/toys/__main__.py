@@ -29,13 +29,12 @@ def byte_level_bpe(lines: Sequence[str], pad_token: str | None) -> Any:
         lines: the texts.
         pad_token: None: it has none, as GPT-2's.
     """
-    from tokenizers import Tokenizer
-    from tokenizers.implementations import ByteLevelBPETokenizer
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     end = "<|endoftext|>"
     special_tokens = [end] if pad_token is None else [end, pad_token]
-    tokenizer = ByteLevelBPETokenizer()
+    tokenizer: Any = ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(
         lines, vocab_size=1000, min_frequency=0, show_progress=False, special_tokens=special_tokens
     )

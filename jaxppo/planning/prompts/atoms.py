@@ -89,4 +89,5 @@ ATOMS = PromptStyle(
     render_completion=render_completion,
     parse_completion=parse_completion,
     vocabulary=vocabulary,
+    gap=" ",
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from jaxppo.planning.language.plans import Action, ParsedPlan, format_action, parse_plan_text
-from jaxppo.planning.language.sexpr import Form, read_form
+from jaxppo.planning.language.sexpr import Node, read_form
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
@@ -38,12 +38,12 @@ def _domain_text(domain_pddl: str) -> str:
     return _definition(_write(head), sections)
 
 
-def _definition(head: str, sections: Iterable[str | Form]) -> str:
+def _definition(head: str, sections: Iterable[Node]) -> str:
     lines = [f"(define {head}", *(f"  {_write(section)}" for section in sections)]
     return "\n".join(lines) + ")"
 
 
-def _write(node: str | Form) -> str:
+def _write(node: Node) -> str:
     return node if isinstance(node, str) else f"({' '.join(map(_write, node))})"
 
 

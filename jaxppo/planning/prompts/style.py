@@ -18,6 +18,7 @@ class PromptStyle(NamedTuple):
         reads_domain: whether plans are read with the operators of the domain, which must be parsed for that.
         problem_mark: what stands in a prompt between the domain and the problem, the first words of the problem with
             it; None where prompts do not show the domain.
+        gap: what stands between a prompt and its completion where both are one text.
     """
 
     name: str
@@ -27,3 +28,4 @@ class PromptStyle(NamedTuple):
     vocabulary: Callable[[Iterable[str], Iterable[str]], set[str]]
     reads_domain: bool = False
     problem_mark: str | None = None
+    gap: str = ""
