@@ -70,7 +70,6 @@ def test_comparison_rows_list_splits_and_several_domains():
     ("a", "b", "named"),
     [
         (model([1, 0]), model([1]), "p1"),
-        (model([1]), model([1], problem_pddl=lamp_row()["problem_pddl"] + " "), "problem_pddl"),
         (model([1]), model([1], split="rl"), "rl, p0"),
         (model([1]) * 2, model([1]), "p0"),
         (model([1]), model([1]) * 2, "p0"),
