@@ -30,7 +30,7 @@ from jaxppo.parallel.stacks import ALL
 DATA = "data"
 FSDP = "fsdp"
 TENSOR = "tensor"
-AXES = (DATA, FSDP, TENSOR)
+AXES: tuple[str, ...] = (DATA, FSDP, TENSOR)
 """Names of the device axes: rows are split over the first two."""
 
 # What a matrix [inputs, outputs] is split over: the way into a block by its outputs, the way out by
