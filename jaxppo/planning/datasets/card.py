@@ -28,7 +28,6 @@ _COLUMNS = {
     "n_objects": "objects of the problem, constants of the domain among them",
     "prompt_style": "how prompt and completion are written",
     "planner": "where the reference plan comes from, with its version",
-    "optimal_cost": "what an optimal plan costs; empty where that is not known",
     "obfuscation": "style of the other words, `random` or `deceptive`; empty where the words are the domain's",
     "paired_id": "row that has the same problem under other names; empty where this one was there first",
     "source": "where the problem comes from",
