@@ -5,7 +5,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `reward
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +28,7 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.parallel.partition import TENSOR
-from jaxppo.profiling import aot, memory, sizes
-from jaxppo.profiling.aim import show
+from jaxppo.profiling import memory, sizes
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
 from jaxppo.rl import ops, optimizer, update
@@ -76,6 +75,7 @@ def preference_loss(
     """
     difference = chosen - rejected
     rewards = jnp.stack([chosen, rejected])
+    # Not the log of a sigmoid, which is infinite where a pair is far off.
     loss = ops.weighted_sum(-jax.nn.log_sigmoid(difference - margins), weights)
     if center_rewards_coefficient is not None:
         loss += center_rewards_coefficient * ops.weighted_sum((chosen + rejected) ** 2, weights)
@@ -120,31 +120,23 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
 
     Source: of the head, OpenAI's summarize-from-feedback.
     """
-    is_read = config.model_path is not None and config.run.target is None
+    is_read = config.model_path is not None
     folder = hf.find_model(config.model_path or config.tokenizer_path, weights=is_read)
     tokenizer = hf.load_tokenizer(folder)
-    loaded = None if config.model_path is None else _read(config, folder, placement)
+    loaded = hf.load_model(folder, head="score", placement=placement) if is_read else None
     model = _fresh_config(config, tokenizer) if loaded is None else loaded.config
     hf.check_tokenizer(tokenizer, model, str(folder))
     key = ops.purpose_key(config.run.seed, ops.Purpose.INIT)
     params = models.init_params(model, key, head=None) if loaded is None else loaded.params
     if "score" not in params:
+        # Another key than that of a fresh trunk.
         head_key = jax.random.fold_in(key, 1)
         params = params | {
             "score": models.init_score_head(model, head_key, scale=(model.hidden_size + 1) ** -0.5)
         }
-    # transformers finds the last token of a padded row by its pad id, which must then be no other
-    # token's.
+    # transformers finds the last token of a row by the pad id, which must be no other token's.
     pad_id = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
     return Start(dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded)
-
-
-def _read(
-    config: RewardModelConfig, folder: Path, placement: hf.Placement | None
-) -> hf.LoadedModel:
-    return hf.load_model(
-        folder, head="score", placement=placement, shapes_only=config.run.target is not None
-    )
 
 
 def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
@@ -192,6 +184,7 @@ class RewardModelLearner(TrainedAlone):
         """Return how many of the pairs of a step a device learns from at once, for texts of `length` tokens."""
         pairs //= self.parallel.row_shards
         rows = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
+        # A pair is two rows.
         at_once = pairs if rows is None else min(pairs, max(1, rows // 2))
         return pairs // memory.equal_parts(pairs, self.halving.rows(at_once))
 
@@ -207,6 +200,7 @@ class RewardModelLearner(TrainedAlone):
     def weighted(self, batch: PairBatch) -> tuple[PairBatch, Array]:
         """Return the pairs of a step and each one's share of the mean, in the fastest micro-batches that fit."""
         count = len(batch.chosen_ids)
+        # Shares of the whole step, so that micro-batches and devices add up to its mean.
         weights = np.full(count, 1 / count, np.float32)
         return in_parts(
             (batch, weights), self.pairs_at_once(*batch.chosen_ids.shape), self.parallel
@@ -241,78 +235,34 @@ class RewardModelLearner(TrainedAlone):
         )
 
 
-def _plan(
-    start: Start,
+def evaluate_pairs(
+    score: Callable[[Sequence[Sequence[int]]], np.ndarray],
     pairs: Sequence[Pair],
-    num_steps: int,
-    config: RewardModelConfig,
-    devices: list[Any],
-) -> aot.Plan:
-    """Plan the optimizer step on the longest pairs, for absent devices."""
-    parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
-    config.check_devices(parallel.row_shards)
-    parallel.check_model(start.model)
-    adapter = adapter_of(config.peft) if config.peft.use_peft else None
-    learner = RewardModelLearner(
-        config,
-        models.with_dtype(start.model, config.dtype, config.run.attention),
-        adapter,
-        parallel,
-    )
-    state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
-    batch = PreferenceData(
-        pairs, config.batch_size, config.run.seed, learner.model.max_length
-    ).longest_batch()
-    weighted = jax.eval_shape(learner.weighted, batch)
-    step = aot.Program(learner.make_step(num_steps), (state,), (aot.placed(parallel, weighted, 2),))
-    return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
-
-
-class PairEvaluator:
-    """Measures a reward model on the pairs of the evaluation splits; call it with {"trunk", "score"}.
+    center_rewards_coefficient: float | None,
+) -> dict[str, Any]:
+    """Measure a reward model on pairs: {"accuracy": rate with its Wilson interval and n, "loss", "margin", ...}.
 
     Args:
-        scorer: scores token rows.
-        splits: pairs by split.
+        score: from token rows to their scores.
+        pairs: at least one.
         center_rewards_coefficient: part of the loss.
     """
-
-    def __init__(
-        self,
-        scorer: RowScorer,
-        splits: Mapping[str, Sequence[Pair]],
-        center_rewards_coefficient: float | None,
-    ):
-        self._scorer = scorer
-        self._splits = splits
-        self._coefficient = center_rewards_coefficient
-
-    def __call__(self, params: Params) -> dict[str, dict[str, Any]]:
-        """{split: {"accuracy": rate with its Wilson interval and n, "loss", "margin", "mean_reward", ...}}."""
-        return {split: self._evaluate(params, pairs) for split, pairs in self._splits.items()}
-
-    def _evaluate(self, params: Params, pairs: Sequence[Pair]) -> dict[str, Any]:
-        preemption.check()
-        count = len(pairs)
-        texts = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-        with activity.show(f"evaluation of {len(pairs)} pairs"):
-            scores = activity.run_interruptibly(lambda: self._scorer(params, texts))
-        chosen = scores[:count]
-        rejected = scores[count:]
-        margins = jnp.asarray([pair.margin for pair in pairs])
-        weights = jnp.full(count, 1 / count)
-        _, stats = preference_loss(
-            jnp.asarray(chosen), jnp.asarray(rejected), margins, weights, self._coefficient
-        )
-        result: dict[str, Any] = {name: float(value) for name, value in stats.items()}
-        result["accuracy"] = wilson(int(np.sum(chosen > rejected)), count)
-        return result
-
-    def mean_score(self, params: Params, pairs: Sequence[Pair]) -> float:
-        """Mean score of the chosen texts of some pairs."""
-        return float(
-            np.mean(self._scorer(params, [pair.chosen for pair in pairs]), dtype=np.float64)
-        )
+    preemption.check()
+    count = len(pairs)
+    texts = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
+    with activity.show(f"evaluation of {count} pairs"):
+        scores = activity.run_interruptibly(lambda: score(texts))
+    chosen = scores[:count]
+    rejected = scores[count:]
+    margins = jnp.asarray([pair.margin for pair in pairs])
+    weights = jnp.full(count, 1 / count)
+    _, stats = preference_loss(
+        jnp.asarray(chosen), jnp.asarray(rejected), margins, weights, center_rewards_coefficient
+    )
+    result: dict[str, Any] = {name: float(value) for name, value in stats.items()}
+    # Of the scores on the host, so that it is a whole number of pairs.
+    result["accuracy"] = wilson(int(np.sum(chosen > rejected)), count)
+    return result
 
 
 def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -330,12 +280,6 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
     return metrics
 
 
-def summary_line(split: str, result: dict[str, Any]) -> str:
-    """Return one line about a split for the terminal."""
-    accuracy = result["accuracy"]
-    return f"{split}: {interval_text(accuracy)} of {accuracy['n']} pairs ordered right, margin {result['margin']:.3f}"
-
-
 def load_pairs(
     config: RewardModelConfig, template: ChatTemplate, max_length: int, console: Console
 ) -> dict[str, Pairs]:
@@ -346,25 +290,18 @@ def load_pairs(
     """
     splits = {}
     for split in dict.fromkeys([config.train_split, *config.eval_splits]):
-        where = f"{config.dataset}, split {split}"
+        place = f"{config.dataset}, split {split}"
         rows = load_rows(str(config.dataset), split, config.dataset_config)
         check_same(str(config.dataset), split, rows)
-        splits[split] = encode_pairs(template.tokenizer, rows, max_length, where, template)
-        if splits[split].num_too_long:
-            count = splits[split].num_too_long + len(splits[split].pairs)
+        splits[split] = encode_pairs(template.tokenizer, rows, max_length, place, template)
+        num_too_long = splits[split].num_too_long
+        if num_too_long:
+            count = num_too_long + len(splits[split].pairs)
             console.warn(
-                f"{where}: {splits[split].num_too_long} of {count} pairs are longer than {max_length} tokens and left "
-                "out; a larger max_length, within the model's own, keeps them"
+                f"{place}: {num_too_long} of {count} pairs are longer than {max_length} tokens and left out; a larger "
+                "max_length, within the model's own, keeps them"
             )
     return splits
-
-
-def chat_template_of(config: RewardModelConfig, tokenizer: Any) -> ChatTemplate:
-    """Return how texts are read: by the tokenizer's chat template, or as they are."""
-    names = ("use_chat_template", "system_prompt", "chat_template_kwargs")
-    return make_chat_template(
-        tokenizer, DataConfig(**{name: getattr(config, name) for name in names})
-    )
 
 
 def train_reward_model(config: RewardModelConfig) -> Path:
@@ -377,54 +314,48 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         return run.folder
     console = run.console
     folder = run.folder
-    # Programs of a target are its own
-    parallel = run.parallel if config.run.target is None else DataParallel()
+    parallel = run.parallel
     assert run.trackers is not None  # trackers that are not installed are met here
     start = start_model(config, parallel.placement)
     parallel.check_model(start.model)
-    if config.peft.use_peft:
-        lora.check_targets(start.model, adapter_of(config.peft))
+    adapter = adapter_of(config.peft) if config.peft.use_peft else None
+    if adapter is not None:
+        lora.check_targets(start.model, adapter)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
     longest = min(config.max_length, start.model.max_length or config.max_length)
-    template = chat_template_of(config, start.tokenizer)
+    template = make_chat_template(
+        start.tokenizer,
+        DataConfig(
+            use_chat_template=config.use_chat_template,
+            system_prompt=config.system_prompt,
+            chat_template_kwargs=config.chat_template_kwargs,
+        ),
+    )
     console.print(f"prompts and completions: {template.describe()}")
     splits = load_pairs(config, template, longest, console)
-    num_steps = config.num_updates(len(splits[config.train_split].pairs))
+    train_pairs = splits[config.train_split].pairs
+    num_steps = config.num_updates(len(train_pairs))
     parameters = sum(p.size for p in jax.tree.leaves(start.params))
     console.print(
         f"reward model: {num_steps} steps of {config.batch_size} pairs out of "
-        f"{len(splits[config.train_split].pairs)}, {parameters:,} parameters, into {folder}"
+        f"{len(train_pairs)}, {parameters:,} parameters, into {folder}"
     )
-    read = None if start.loaded is None else parameters
-    use_peft = config.peft.use_peft
+    num_read = None if start.loaded is None else parameters
     for warning in optimizer.warnings(
-        config.optimizer, num_steps, read, supervised=True, use_peft=use_peft
+        config.optimizer, num_steps, num_read, supervised=True, use_peft=config.peft.use_peft
     ):
         console.warn(warning)
-    if config.run.target is not None:
-        show(console, config, partial(_plan, start, splits[config.train_split].pairs, num_steps))
-    adapter = adapter_of(config.peft) if config.peft.use_peft else None
-    learner = RewardModelLearner(
-        config,
-        models.with_dtype(start.model, config.dtype, config.run.attention),
-        adapter,
-        parallel,
-    )
-    learned = PreferenceData(
-        splits[config.train_split].pairs,
-        config.batch_size,
-        config.run.seed,
-        learner.model.max_length,
-    )
-    if config.run.target is None:
-        print_memory(console, learner.budget(learned))
+    model = models.with_dtype(start.model, config.dtype, config.run.attention)
+    learner = RewardModelLearner(config, model, adapter, parallel)
+    data = PreferenceData(train_pairs, config.batch_size, config.run.seed, model.max_length)
+    print_memory(console, learner.budget(data))
     if config.run.dry_run:
         return folder
     with hub.pushed(run), run.claimed(), reported(folder, console):
         if processes.is_first():
             write_tokenizer(folder, start.tokenizer)
-        _train(run, learner, start, splits, learned, num_steps)
+        _train(run, learner, start, splits, data, template.describe())
     return folder
 
 
@@ -434,27 +365,36 @@ def _train(
     start: Start,
     splits: dict[str, Pairs],
     data: PreferenceData,
-    num_steps: int,
+    texts: str,
 ) -> None:
-    """Evaluate, train, evaluate again, and write everything."""
+    """Evaluate, train, evaluate again, and write everything; `texts` says how prompts and completions are read."""
     config = learner.config
     parallel = learner.parallel
     trackers = run.trackers
+    train_pairs = splits[config.train_split].pairs
+    num_steps = config.num_updates(len(train_pairs))
     scorer = RowScorer(learner.model, parallel, config.eval_batch_size, learner.model.max_length)
-    evaluator = PairEvaluator(
-        scorer,
-        {split: splits[split].pairs for split in config.eval_splits},
-        config.center_rewards_coefficient,
-    )
+
+    def evaluate(params: Params) -> dict[str, dict[str, Any]]:
+        results = {}
+        for split in config.eval_splits:
+            results[split] = evaluate_pairs(
+                partial(scorer, params), splits[split].pairs, config.center_rewards_coefficient
+            )
+        return results
 
     def whole(state: TrainState) -> Params:
         return learner.whole(state.params, state.frozen)
 
     results: dict[str, Any] = {
         "headline_split": config.eval_splits[0],
-        "before": evaluator(parallel.put(start.params)),
-        "too_long": {split: found.num_too_long for split, found in splits.items()},
+        "before": evaluate(parallel.put(start.params)),
+        "too_long": {split: pairs.num_too_long for split, pairs in splits.items()},
     }
+    is_frozen = learner.adapter is not None
+    base = base_of(config.model_path, start.loaded, learner.model, "score", is_frozen=is_frozen)
+    base |= {"kind": "reward"}
+    dataset = str(config.dataset)
     steps = Steps(
         total=num_steps,
         step=supervised_step(
@@ -465,8 +405,8 @@ def _train(
             parallel,
             learner.halving,
         ),
-        evaluate=lambda state: eval_metrics(evaluator(whole(state))),
-        meta=_meta(run, learner, start),
+        evaluate=lambda state: eval_metrics(evaluate(whole(state))),
+        meta=run.meta(config, models_meta(base, None, learner.adapter, (), dataset, texts)),
         title="reward model",
         header=f"reward model from {config.model_path or 'a fresh model'} on {config.dataset}, into {run.folder}",
         watch=check_finite,
@@ -475,32 +415,22 @@ def _train(
         trackers.log(0, eval_metrics(results["before"]))
         state = parallel.put(learner.init_state(start.params))
         state, last = TrainingLoop(run, config.loop, steps, state).run()
-        results["after"] = evaluator(whole(state))
+        results["after"] = evaluate(whole(state))
         trackers.log(num_steps, eval_metrics(results["after"]))
-    if config.center_on == "chosen":
-        results["reward_bias"] = evaluator.mean_score(
-            whole(state), splits[config.train_split].pairs
-        )
+    # The loss leaves a constant undetermined; PPO subtracts this one.
+    chosen_scores = scorer(whole(state), [pair.chosen for pair in train_pairs])
+    results["reward_bias"] = float(np.mean(chosen_scores, dtype=np.float64))
     params, frozen = stacks.unstack(parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
         write_models(run.folder, last, params, frozen, start.tokenizer, results)
     run.write_evals(results)
     for split, result in results["after"].items():
-        run.console.result(summary_line(split, result))
+        accuracy = result["accuracy"]
+        run.console.result(
+            f"{split}: {interval_text(accuracy)} of {accuracy['n']} pairs ordered right, "
+            f"margin {result['margin']:.3f}"
+        )
     run.console.print(f"model in {run.folder / REWARD_MODEL}")
-
-
-def _meta(run: Run, learner: RewardModelLearner, start: Start) -> dict[str, Any]:
-    """Return what a checkpoint says of the run."""
-    config = learner.config
-    is_frozen = learner.adapter is not None
-    base = base_of(config.model_path, start.loaded, learner.model, "score", is_frozen=is_frozen) | {
-        "kind": "reward"
-    }
-    texts = chat_template_of(config, start.tokenizer).describe()
-    return run.meta(
-        config, models_meta(base, None, learner.adapter, (), str(config.dataset), texts)
-    )
 
 
 if __name__ == "__main__":

@@ -151,6 +151,7 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "max_waiting": OldSetting("it is 32", (32,)),
     "max_body_mib": OldSetting("it is 64", (64.0,)),
     "reward_cache_size": OldSetting("a function can keep its results itself (functools.cache)"),
+    "center_on": OldSetting("the mean score of the chosen texts is always stored", ("chosen",)),
     "on_timeout": OldSetting("a completion that takes too long is left out", ("skip",)),
     "pool": OldSetting("its gain was within the intervals (docs/experiments/)", ("round",)),
     "start_from": OldSetting("every round trains the model that the run started from", ("start",)),

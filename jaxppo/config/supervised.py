@@ -240,6 +240,7 @@ class RewardModelConfig:
     UNREAD: ClassVar[tuple[str, ...]] = (
         "value_learning_rate",
         "lora_path",
+        "target",
     )
     """Fields of the groups that this command has no flags for."""
 
@@ -285,9 +286,6 @@ class RewardModelConfig:
     deep models and long texts, for up to a third more arithmetic in learning, half with adapters."""
     center_rewards_coefficient: float | None = None
     """Weight of mean((chosen + rejected)^2) of the scores in the loss, which keeps them around 0; e.g. 0.01."""
-    center_on: Literal["chosen", "none"] = "chosen"
-    """After training, a constant is stored with the model and subtracted from its scores in PPO: chosen makes the mean
-    score of the chosen texts of train_split 0."""
     num_train_epochs: float = 3.0
     """Passes over the pairs of train_split, where total_episodes is not given."""
     total_episodes: int | None = None
@@ -315,6 +313,7 @@ class RewardModelConfig:
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         require_default(self.optimizer, "value_learning_rate", "as there is no value model")
         require_default(self.peft, "lora_path", "as a reward model's adapter is fresh")
+        require_default(self.run, "target", "as only `train` and `sft` have it")
         if self.peft.use_peft:
             require(
                 self.model_path is not None,
