@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from jaxppo import __version__
 from jaxppo.config.redact import redact
 from jaxppo.config.sources import CALL_ONLY, plain_values
 from jaxppo.hf.card_metadata import (
@@ -101,48 +102,33 @@ values = hidden @ head["v_head.summary.weight"].T + head["v_head.summary.bias"] 
 
 
 def model_card(
-    *,
-    title: str,
-    kind: Kind,
-    base_model: str | None,
-    base_license: str | None,
-    dataset: str,
-    dataset_license: str | None,
-    texts: str | None,
-    algorithm: str | None,
-    config: dict[str, Any],
-    evals: dict[str, Any],
-    step: int,
-    command: str,
-    version: str,
+    kind: Kind, info: dict[str, Any], meta: dict[str, Any], evals: dict[str, Any]
 ) -> str:
-    """Return the text of a model card.
+    """Return the text of a model card: Markdown with YAML metadata, a newline at its end.
 
     Args:
-        title: heading.
         kind: what the folder holds; it decides how the card says to load it.
-        base_model: where the weights came from: a hub id, a folder or the name of a shipped model; None: from scratch.
-        base_license: its licence, as from `license_of`; None: unknown.
-        dataset: what it was trained on.
-        dataset_license: its licence; None: unknown.
-        texts: how it reads prompts and completions; None: unknown.
-        algorithm: "ppo", "rloo" or "grpo"; None: supervised.
-        config: the flat settings, as from `flatten`; those of one call only (`CALL_ONLY`) are left out.
+        info: of the model, from `export.base_of`.
+        meta: of its checkpoint: "step", "config" (the flat settings) and "models" (from `export.models_meta`).
         evals: content of `eval.json`: "before" and "after" by split, or splits alone; may be partial or empty.
-        step: updates done.
-        command: the command line, as from `redact_command`.
-        version: of jaxppo.
-
-    Returns:
-        Markdown with YAML metadata, a newline at its end.
     """
+    models = meta["models"]
+    config = meta["config"]
+    # A value function without a base of its own started from the policy.
+    base_info = info if info["base"] else models["policy"]
+    base_model = base_info["base"]
+    base_license = base_info["license"]
+    dataset = models["dataset"]
+    texts = models.get("texts")  # checkpoints of 0.1.0 have none
+    algorithm = config.get("algorithm")  # none where it was supervised
+    title = f"{kind} after update {meta['step']}"
     origin = "scratch" if base_model is None else f"`{base_model}`"
     method = f" with {algorithm.upper()}" if algorithm else ""
     parts = [
         front_matter(title, kind, base_model, base_license, dataset, algorithm, evals),
         f"# {title}",
         f"{_WHAT[kind]}, trained from {origin} on `{dataset}`{method}; these are the weights after update "
-        f"{step}. Made with jaxppo {version}.",
+        f"{meta['step']}. Made with jaxppo {__version__}.",
         "## How to load it",
         _fenced(_CODE[kind].replace(_BASE, _base_argument(base_model)), "python"),
     ]
@@ -153,11 +139,11 @@ def model_card(
             f"Folders like this one were tried with transformers {' and '.join(TRIED_WITH)}."
         )
     parts += ["## Results", _results(evals)]
-    parts += ["## Command", _fenced(command, "bash")]
+    parts += ["## Command", _fenced(models["command"], "bash")]
     parts += [
         "## Licences",
         f"- Base model {origin}: {base_license or 'not known'}.\n"
-        f"- Data `{dataset}`: {dataset_license or 'not known'}.\n\n"
+        f"- Data `{dataset}`: {models['dataset_license'] or 'not known'}.\n\n"
         "This model derives from both: see that you keep to the terms of both.",
     ]
     parts += ["## Settings", _settings(config)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxppo import __version__, hf, toys
+from jaxppo import hf, toys
 from jaxppo.errors import ModelError
 from jaxppo.hf import LoadedModel
 from jaxppo.hf.card import license_of, model_card
@@ -160,7 +160,7 @@ def write_models(
         target = _folder_of(name, info)
         if "trunk" not in tree:  # a head on the policy's trunk
             hf.save_value_head(
-                folder / target, tree["score"], _card("value_head", info, meta, evals)
+                folder / target, tree["score"], model_card("value_head", info, meta, evals)
             )
             continue
         # Known only once the trained model has scored some texts.
@@ -169,7 +169,7 @@ def write_models(
         if adapter is not None:
             assert frozen is not None
             base = _path_of(info["base"] or models["policy"]["base"])
-            adapter_card = _card(_ADAPTERS[kind], info | {"base": base}, meta, evals)
+            adapter_card = model_card(_ADAPTERS[kind], info | {"base": base}, meta, evals)
             save_adapter(
                 folder / ADAPTERS / target,
                 config,
@@ -190,7 +190,7 @@ def write_models(
             generation_config=info["generation_config"] if kind == "policy" else False,
             dtype=dtype,
             max_shard_size=max_shard_size,
-            card=_card(kind, info, meta, evals),
+            card=model_card(kind, info, meta, evals),
         )
 
 
@@ -220,25 +220,6 @@ def _lora_config(fields: dict[str, Any]) -> LoraConfig:
         targets = tuple(targets)
     settings: dict[str, Any] = fields | {"target_modules": targets}
     return LoraConfig(**settings)
-
-
-def _card(kind: Any, info: dict[str, Any], meta: dict[str, Any], evals: dict[str, Any]) -> str:
-    models = meta["models"]
-    return model_card(
-        title=f"{kind} after update {meta['step']}",
-        kind=kind,
-        base_model=info["base"] or models["policy"]["base"],
-        base_license=info["license"] if info["base"] else models["policy"]["license"],
-        dataset=models["dataset"],
-        dataset_license=models["dataset_license"],
-        texts=models.get("texts"),  # checkpoints of 0.1.0 have none
-        algorithm=meta["config"].get("algorithm"),
-        config=meta["config"],
-        evals=evals,
-        step=meta["step"],
-        command=models["command"],
-        version=__version__,
-    )
 
 
 def frozen_weights(models: dict[str, Any], params: Params) -> Params:

@@ -19,7 +19,7 @@ from jaxppo.hf.export import models_meta
 
 ASSET = f"{jaxppo.__path__[0]}/hf/assets/blocksworld-sft"
 WORDS = [word for word in json.loads(Path(ASSET, "tokenizer.json").read_text())["model"]["vocab"] if word.isalpha()][:5]
-PLACES = "title base_model base_license dataset dataset_license version algorithm command".split()  # noqa: SIM905
+PLACES = "base_model base_license dataset dataset_license algorithm command".split()  # noqa: SIM905
 KINDS = ["policy", "value", "reward", "adapter", "value_adapter", "reward_adapter", "value_head"]
 
 
@@ -41,7 +41,6 @@ EVALS = {
     "after": {"test": result(30, 100, 0.375), "test_longer": result(80, 400, 0.625)},
 }
 GIVEN = {
-    "title": "A policy",
     "kind": "policy",
     "base_model": "EleutherAI/pythia-70m",
     "base_license": "apache-2.0",
@@ -51,14 +50,16 @@ GIVEN = {
     "algorithm": "ppo",
     "config": flatten(TrainConfig()),
     "evals": EVALS,
-    "step": 60,
     "command": "python -m jaxppo.train --preset tiny",
-    "version": "0.1.0",
 }
 
 
 def card_of(**changes):
-    return model_card(**GIVEN | changes)
+    given = GIVEN | changes
+    info = {"base": given["base_model"], "license": given["base_license"]}
+    models = {name: given[name] for name in ("dataset", "dataset_license", "texts", "command")} | {"policy": info}
+    meta = {"step": 60, "config": given["config"] | {"algorithm": given["algorithm"]}, "models": models}
+    return model_card(given["kind"], info, meta, given["evals"])
 
 
 def metadata(text):
@@ -116,7 +117,7 @@ def test_model_card_metadata_is_what_the_hub_expects(kind):
 
 def test_model_card_metadata_has_the_figures_after_training_and_names_what_was_evaluated():
     card = ModelCard(card_of())
-    assert card.data.model_name == "A policy"
+    assert card.data.model_name == "policy after update 60"
     found = [(entry.dataset_split, entry.metric_type, entry.metric_value) for entry in card.data.eval_results]
     longer = [("validity", 0.2), ("executability", 0.225), ("mean_reward", 0.625)]
     plain = [("validity", 0.3), ("executability", 0.4), ("mean_reward", 0.375)]
