@@ -16,7 +16,7 @@ from jaxppo import hf, toys
 from jaxppo.errors import ModelError
 from jaxppo.hf import LoadedModel
 from jaxppo.hf.card import license_of, model_card
-from jaxppo.hf.card_metadata import is_shipped
+from jaxppo.hf.card_metadata import Kind, is_shipped
 from jaxppo.hf.files import read_json
 from jaxppo.hf.peft import save_adapter
 from jaxppo.nn import ModelConfig, lora
@@ -34,7 +34,11 @@ REWARD_MODEL = "reward_model"
 ADAPTERS = "adapters"
 """In a run folder: what a run with LoRA trained, beside the merged models."""
 
-_ADAPTERS = {"policy": "adapter", "value": "value_adapter", "reward": "reward_adapter"}
+_ADAPTERS: dict[str, Kind] = {
+    "policy": "adapter",
+    "value": "value_adapter",
+    "reward": "reward_adapter",
+}
 """What a model card calls the adapter of a model."""
 
 
@@ -156,7 +160,7 @@ def write_models(
     for name, tree in activity.track("writing models", list(params.items()), "models"):
         # A value function without an entry of its own started from the policy.
         info = models[name] or models["policy"]
-        kind = info.get("kind", name)
+        kind: Any = info.get("kind", name)
         target = _folder_of(name, info)
         if "trunk" not in tree:  # a head on the policy's trunk
             hf.save_value_head(
