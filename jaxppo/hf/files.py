@@ -334,7 +334,12 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{file}: expected a file of a Hugging Face model, got no file") from error
+        policy = file.parent / "policy"
+        # The folder of a run in place of the model that is in it is an easy mistake.
+        fix = f"; did you mean {policy}?" if (policy / file.name).is_file() else ""
+        raise ModelError(
+            f"{file}: expected a file of a Hugging Face model, got no file{fix}"
+        ) from error
     except (OSError, ValueError, DataError) as error:
         raise ModelError(f"{file}: expected JSON, got: {first_line(error)}") from error
     if not isinstance(content, dict):

@@ -125,6 +125,12 @@ def test_open_tensors_names_the_damaged_index_and_stays_in_the_folder(content, n
     refused(f"model.safetensors.index.json{named}", model_files.open_tensors, folder)
 
 
+def test_a_run_folder_in_place_of_its_model_is_told_apart(tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    refused(r"config\.json: .*policy\?$", model_files.read_json, tmp_path / "config.json")
+
+
 def test_open_tensors_names_the_file_that_is_missing_or_truncated(tmp_path):
     write_index(tmp_path, "model.safetensors", {"a": "gone.safetensors"})
     refused("^gone.safetensors: ", model_files.open_tensors, tmp_path)
