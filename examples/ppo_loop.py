@@ -16,8 +16,8 @@ import numpy as np
 import jaxppo
 from jaxppo.planning import format_action, parse_completion
 
-# No invalid plan may earn as much as a valid one, or the policy could stop at copying most of the
-# reference.
+# No invalid plan may earn as much as a valid one, or the
+# policy could stop at copying most of the reference.
 BEST_INVALID = 0.999
 
 
@@ -49,8 +49,8 @@ def ppo_loop(
     updates: int, batch_size: int, seed: int = 0, model: str = "blocksworld-sft"
 ) -> list[Update]:
     """Train for some updates and print each."""
-    # Every hyper-parameter has TRL's name. `total_episodes` sets the end of the learning-rate
-    # schedule.
+    # Every hyper-parameter has TRL's name. `total_episodes`
+    # sets the end of the learning-rate schedule.
     config = jaxppo.replace(
         jaxppo.TrainConfig(),
         batch_size=batch_size,
@@ -124,8 +124,8 @@ def ppo_loop(
             f"update {step + 1:3}  reward {history[-1].reward:.3f}  valid {valid:5.1%}  kl {history[-1].kl:+.4f}"
         )
 
-    # jaxppo.save_pretrained("policy", ppo.model, jax.device_get(state.params["policy"]), tokenizer)
-    # would export it.
+    # To export it, with `params = jax.device_get(state.params["policy"])`:
+    # jaxppo.save_pretrained("policy", ppo.model, params, tokenizer)
     return history
 
 

@@ -89,14 +89,14 @@ def shown(name: str) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that there was no memory, on an accelerator or on the host."""
-    # XLA has no class of its own for it; its messages begin with the status, and may go on for
-    # pages.
+    # XLA has no class of its own for it; its messages
+    # begin with the status, and may go on for pages.
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the known one that is most like it, or nothing."""
-    # One proposal: several would have to be compared, and the second is seldom the one that is
-    # meant.
+    # One proposal: several would have to be compared,
+    # and the second is seldom the one that is meant.
     near = difflib.get_close_matches(word, known, n=1)
     return f", did you mean {near[0]!r}?" if near else ""

@@ -24,8 +24,8 @@ def export(config: ExportConfig) -> Path:
     console, run = Console(config.quiet), Path(config.run_dir or "")
     activity.show_on(console)
     repo_id = hub.destination(config.hub, run) if config.hub.push_to_hub else None
-    # Nothing is computed for a push of what the run has written: its folders are what was
-    # evaluated.
+    # Nothing is computed for a push of what the run
+    # has written: its folders are what was evaluated.
     as_they_are = (
         repo_id is not None
         and not config.has_export_options

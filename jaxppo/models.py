@@ -182,8 +182,8 @@ def apply(
     trunk_params = _trunk_to_compute(config, params["trunk"])
     layers = trunk_params["layers"]
     other_params = {name: part for name, part in trunk_params.items() if name != "layers"}
-    # What is computed (graphs) apart from the weights: layers are given theirs one by one, where
-    # they are computed.
+    # What is computed (graphs) apart from the weights: layers
+    # are given theirs one by one, where they are computed.
     graphs = _graphs(config, _adapter_paths(trunk_params))
     trunk = nnx.merge(graphs.trunk, other_params)
 
@@ -192,8 +192,8 @@ def apply(
     if cache is None:
         hidden = depth.run_layers(config, graphs.layers, layers, hidden, context)
     else:
-        # A number that is 0 while tracing says that the cache is empty; a traced index may be
-        # anything.
+        # A number that is 0 while tracing says that the
+        # cache is empty; a traced index may be anything.
         is_empty = isinstance(cache_index, int) and cache_index == 0
         context = context._replace(cache_index=None if is_empty else jnp.asarray(cache_index))
         hidden, cache = depth.run_cached(graphs.layers, layers, hidden, context, cache)
@@ -206,8 +206,8 @@ def _trunk_to_compute(config: ModelConfig, trunk: Params) -> Params:
 
     Layers gather theirs one by one (`nn/depth.py`), embeddings look up in them.
     """
-    # Shards travel in the dtype of the computation, so that a layer's are cast where they are
-    # gathered.
+    # Shards travel in the dtype of the computation, so
+    # that a layer's are cast where they are gathered.
     if not partition.is_split(trunk, config.hidden_size):
         return cast(config, trunk)
     other_params = {name: part for name, part in trunk.items() if name != "layers"}

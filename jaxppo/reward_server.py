@@ -138,8 +138,8 @@ class _Endpoint:
             raise Refusal(
                 503, f"busy: {self._num_requests} requests are waiting", {"Retry-After": "1"}
             )
-        # Counted before its body is read, since the bodies of these requests are what the server
-        # has in memory.
+        # Counted before its body is read, since the bodies of
+        # these requests are what the server has in memory.
         self._num_requests += 1
         try:
             body = await self._read(request)

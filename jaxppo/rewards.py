@@ -210,8 +210,8 @@ class Rewards:
         completions = completions._replace(trainer_state=self.trainer_state)
         terms = [reward(completions) for reward in self.rewards]
         if gather is not None:
-            # Before anything is computed of them: the mean and the deviation of each function are
-            # over all processes.
+            # Before anything is computed of them: the mean and the
+            # deviation of each function are over all processes.
             terms = [join_scores(processes) for processes in zip(*gather(terms), strict=True)]
         columns = [scores.values for scores in terms]
         values = [self._sum(row) for row in zip(*columns, strict=True)]

@@ -101,8 +101,8 @@ def set_up(run: run_folder.Run) -> Setup:
     config = run.config
     console = run.console
     parallel = run.parallel
-    # The first use loads the trackers: one that is not installed is an error here, and not after
-    # the first round.
+    # The first use loads the trackers: one that is not
+    # installed is an error here, and not after the first round.
     assert run.trackers is not None
     registry.check(config.reward, config.validator)
     loaded = hf.load_policy(config.sft_model_path, parallel.placement, config.run.dry_run)
@@ -241,8 +241,8 @@ def learn(setup: Setup, current: Round, rows: list[data.Row]) -> tuple[Params, f
         header=f"{title} of {config.num_rounds}, into {current.folder}",
         watch=check_finite,
     )
-    # A round is a run of its own within the run's folder; trackers get the records of rounds, not
-    # of their steps.
+    # A round is a run of its own within the run's folder;
+    # trackers get the records of rounds, not of their steps.
     round_run = dataclasses.replace(
         run, folder=current.folder, config=replace(config, report_to=("none",))
     )

@@ -203,8 +203,8 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     )
     config.loop.check_evaluated(evaluator.metric_names)
     data.report_left_out(console.print, config.data, evaluator.left_out)
-    # Shapes alone: the parameters are put on the devices later, once nothing can be refused any
-    # more.
+    # Shapes alone: the parameters are put on the devices
+    # later, once nothing can be refused any more.
     shapes = jax.eval_shape(
         lambda *start: learner.models_of(learner.init_state(*start)), *inputs.start
     )
@@ -366,8 +366,8 @@ def _run_updates(
             samples = setup.judge.samples(step.batch, number + 1)
             failed: list[dict[str, Any]] = []
             if not config.samples_at(number):
-                # Answers of functions that failed are always kept: nobody could find out why
-                # otherwise.
+                # Answers of functions that failed are always
+                # kept: nobody could find out why otherwise.
                 failed = failed_samples(samples, config.reward.reward_funcs)
             return StepOutput(
                 step.state,

@@ -173,8 +173,8 @@ class Copy:
         path = self._root / defect.file
         text, original = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(text.replace(defect.before, defect.after), encoding="utf-8")
-        # Python takes compiled code to be up to date where size and second of the last change are
-        # the same.
+        # Python takes compiled code to be up to date where
+        # size and second of the last change are the same.
         moment = original.st_mtime + next(self._seconds)
         os.utime(path, (moment, moment))
         try:

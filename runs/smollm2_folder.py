@@ -61,8 +61,8 @@ def write_folder(weights: Path, folder: Path) -> int:
     source = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # What was read from GGUF counts as quantized and cannot be saved: its numbers go into a plain
-    # model.
+    # What was read from GGUF counts as quantized and
+    # cannot be saved: its numbers go into a plain model.
     settings = loaded.config.to_dict()
     for key in ("quantization_config", "architectures"):
         settings.pop(key, None)

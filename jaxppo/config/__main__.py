@@ -147,8 +147,8 @@ def _markdown(text: str) -> str:
     """Plain text as the cell of a table; names of pages become links."""
     cell = ""
     for part in re.split(r"(`[^`]*`)", " ".join(text.split())):
-        # Code stays as it is; in the text around it, characters are escaped that Markdown would
-        # read.
+        # Code stays as it is; in the text around it,
+        # characters are escaped that Markdown would read.
         if not part.startswith("`"):
             part = re.sub(r"([*<])", r"\\\1", part)
             part = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", part)

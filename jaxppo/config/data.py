@@ -139,8 +139,8 @@ class DataConfig:
             )
             reason = "with input_max_text_length: text to be continued has no examples"
             require_default(self, "n_shots", reason)
-        # From here on the fields hold every part, also those left to the defaults, and config.yaml
-        # has them all.
+        # From here on the fields hold every part, also those
+        # left to the defaults, and config.yaml has them all.
         for name, defaults in DEFAULT_PARTS.items():
             object.__setattr__(self, name, merge_parts(name, defaults, getattr(self, name)))
         for split in SPLITS:
@@ -188,8 +188,8 @@ class DataConfig:
 
     def lengths_of(self, split: str) -> str | None:
         """Return the lengths of a stream's plans in a split; None for a split that a stream does not have."""
-        # Test problems are as long as those of training, and so are those of rl, unless it has
-        # lengths of its own.
+        # Test problems are as long as those of training, and
+        # so are those of rl, unless it has lengths of its own.
         if split == "test" or (split == "rl" and not self.part("stream_lengths", "rl")):
             split = "train"
         return self.part("stream_lengths", split)
@@ -285,8 +285,8 @@ def merge_parts(name: str, defaults: Mapping[str, str], words: Sequence[str]) ->
         key, equals, value = word.partition("=")
         require(bool(key and equals and value), name, "KEY=VALUE", word)
         parts[key] = value
-    # Splits in their own order, then domains: configurations that mean the same are equal, however
-    # they were written.
+    # Splits in their own order, then domains: configurations
+    # that mean the same are equal, however they were written.
     keys = dict.fromkeys(key for key in (*SPLITS, *parts) if key in parts)
     return tuple(f"{key}={parts[key]}" for key in keys)
 

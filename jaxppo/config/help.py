@@ -33,8 +33,8 @@ def _print_help(config_class: Any, command: str, names: list[str], everything: b
         for part in _parts(config_class, command, names, everything):
             print(part, flush=True)
     except BrokenPipeError:  # the reader has enough, as in `--help | head`
-        # Python writes out standard output once more at exit, which would fail again: into nothing
-        # with it.
+        # Python writes out standard output once more at
+        # exit, which would fail again: into nothing with it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
@@ -86,8 +86,8 @@ def groups_of(config_class: Any) -> dict[str, Any]:
 
 def meanings(settings: Any) -> dict[str, str]:
     """Return what the text under each field of a class says, on one line each."""
-    # Python keeps no docstrings of fields: they are read from the source, where each is the
-    # statement after its field.
+    # Python keeps no docstrings of fields: they are read from
+    # the source, where each is the statement after its field.
     (definition,) = ast.parse(inspect.getsource(settings)).body
     assert isinstance(definition, ast.ClassDef)
     text_by_name = {}

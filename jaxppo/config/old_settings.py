@@ -48,8 +48,8 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
         values = {**values, "reward_funcs": functions, "reward_server_url": None}
     for name, value in values.items():
         setting = OLD_SETTINGS.get(name)
-        # `stream_lengths` is an old name and a present one: text was the old form, a list of
-        # KEY=VALUE is the new one.
+        # `stream_lengths` is an old name and a present one: text
+        # was the old form, a list of KEY=VALUE is the new one.
         is_old = name not in names or (name == "stream_lengths" and isinstance(value, str))
         if setting is None or not is_old:
             result[name] = value
@@ -66,8 +66,8 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
         else:
             result[name] = value
     for successor, words in moved.items():
-        # Old words come first, so that a file which names both forms means the present one: the
-        # last counts.
+        # Old words come first, so that a file which names
+        # both forms means the present one: the last counts.
         result[successor] = [*words, *as_list(result.get(successor) or ())]
     return result
 

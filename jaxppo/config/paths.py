@@ -18,8 +18,8 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
     """Write a file, and its folder, that appears complete or not at all, also where several processes write it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, as a rename is atomic within one file system alone; each writer has a file
-    # of its own.
+    # In the same folder, as a rename is atomic within one
+    # file system alone; each writer has a file of its own.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.partial")
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -20,8 +20,8 @@ def parse_json(text: str | bytes) -> Any:
     try:
         text = text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
         content = json.loads(text)
-        # Half characters can only come from escapes \ud800 to \udfff: encoding everything again
-        # finds them.
+        # Half characters can only come from escapes \ud800
+        # to \udfff: encoding everything again finds them.
         if "\\ud" in text.lower():
             json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:

@@ -99,8 +99,8 @@ def _redact_words(words: list[Any] | tuple[Any, ...]) -> list[Any]:
         elif flag is not None:
             redacted.append(_redact_named(flag, word))
             continue
-        # A whole word `--api_key=a b` has its secret up to the end; in a text, the secret ends at
-        # the first space.
+        # A whole word `--api_key=a b` has its secret up to the
+        # end; in a text, the secret ends at the first space.
         match = _FLAG_WITH_VALUE.fullmatch(word)
         redacted.append(_without_value(match) if match else redact(word))
     return redacted

@@ -159,8 +159,8 @@ class RLConfig:
             )
 
     def _check_algorithm(self) -> None:
-        # A setting that the algorithm does not read is refused: it would look as if it had an
-        # effect.
+        # A setting that the algorithm does not read is
+        # refused: it would look as if it had an effect.
         with_algorithm = f"with algorithm {self.algorithm}"
         min_generations = self.spec.min_generations
         requirement = f"at least {min_generations}" + (
@@ -171,8 +171,8 @@ class RLConfig:
         )
         for name in self.spec.unused:
             require_default(self, name, with_algorithm)
-        # CISPO caps the ratio, which is a weight without a gradient: the cap has no default, and
-        # there is no clip.
+        # CISPO caps the ratio, which is a weight without a
+        # gradient: the cap has no default, and there is no clip.
         if self.mean_of_losses == "cispo":
             requirement = "the most that a ratio may be, with loss_type cispo"
             require(

@@ -55,8 +55,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**32, "seed", "an integer in [0, 2^32)", self.seed)
-        # Number and count are for clusters that JAX does not know; the others say them by
-        # themselves.
+        # Number and count are for clusters that JAX does
+        # not know; the others say them by themselves.
         address = self.coordinator_address
         if address is not None:
             match = _PROCESS.fullmatch(address)
@@ -172,8 +172,8 @@ class LoopConfig:
 
     def check_record(self, record: dict[str, Any], last: int) -> None:
         """Raise a `ConfigError` unless the metric for the best checkpoint is in a record where it should be."""
-        # A metric of training is in every record, one of evaluations only in those after an
-        # evaluation.
+        # A metric of training is in every record, one of
+        # evaluations only in those after an evaluation.
         name = self.best_metric
         missing = name is not None and name not in record
         if missing and (not self._evaluates_best or self.evaluates_at(record["step"], last)):

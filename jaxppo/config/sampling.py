@@ -128,8 +128,8 @@ class EvalConfig:
         require_finite(self, "eval_temperature")
         require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
         require(0.0 < self.eval_top_p <= 1.0, "eval_top_p", "a number in (0, 1]", self.eval_top_p)
-        # Greedy decoding looks at the most likely token alone, so that a truncation would have no
-        # effect.
+        # Greedy decoding looks at the most likely token
+        # alone, so that a truncation would have no effect.
         if self.eval_temperature == 0.0:
             requirement = "a number above 0 with eval_top_k or eval_top_p; 0 is greedy"
             require(

@@ -200,8 +200,8 @@ def _parse(
     mappings = {}
     words_by_name = {}
     for name, value in values.items():
-        # A mapping needs no reading: it goes in as a default, and the configuration checks it,
-        # whatever it is.
+        # A mapping needs no reading: it goes in as a default,
+        # and the configuration checks it, whatever it is.
         if types[name] == JsonMapping and not isinstance(value, str):
             mappings[name] = value
         else:
@@ -211,8 +211,8 @@ def _parse(
     try:
         parsed = _run_tyro(_make_settings_class(types, {**defaults, **mappings}), words)
     except _BadFlag:
-        # tyro does not say where a word is from: a value of a file that fails alone is named as its
-        # setting.
+        # tyro does not say where a word is from: a value of
+        # a file that fails alone is named as its setting.
         for name, setting_words in words_by_name.items():
             _check_alone(name, types[name], values[name], setting_words)
         raise
@@ -262,8 +262,8 @@ def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
     kinds = (annotation, *get_args(annotation))
     if bool in kinds:
         value = _SWITCH_WORDS.get(str(value).lower(), value)
-    # Written as words, these would come back as text, or as None where the type has no None: refuse
-    # them here.
+    # Written as words, these would come back as text, or
+    # as None where the type has no None: refuse them here.
     is_missing = value is None and type(None) not in kinds
     is_list = isinstance(value, list | tuple)
     takes_list = any(get_origin(kind) is tuple for kind in kinds)
@@ -403,8 +403,8 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
     defaults = flatten(type(config)())
     flat = {}
     for name, value in flatten(config).items():
-        # Arguments of Python alone are written where they differ: no flag could say them, but they
-        # decide the result.
+        # Arguments of Python alone are written where they differ:
+        # no flag could say them, but they decide the result.
         if name not in CALL_ONLY and (name in names or value != defaults[name]):
             flat[name] = value
     head = "" if command is None else _yaml_comment(f"command: {command}")
@@ -605,8 +605,8 @@ def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dic
         if name in names:
             settings[name] = value
         elif name in defaults:
-            # config.yaml of a run also has arguments of Python alone, and a preset may serve
-            # several commands.
+            # config.yaml of a run also has arguments of Python
+            # alone, and a preset may serve several commands.
             default = defaults[name]
             plain = list(default) if isinstance(default, tuple) else default
             require(value == plain, name, f"{plain} with {command}, which has no such flag", value)

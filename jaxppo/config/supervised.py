@@ -125,8 +125,8 @@ class SFTConfig:
     def __post_init__(self) -> None:
         exists = {*self.augmented} <= {"names", "order", "states"}
         require(exists, "augment", "none, or some of names,order,states", self.augment)
-        # Numbered objects have the names o1, o2, ... of the prompt's order: there is nothing left
-        # to rename.
+        # Numbered objects have the names o1, o2, ... of the
+        # prompt's order: there is nothing left to rename.
         renames_numbers = "names" in self.augmented and self.data.numbers_objects
         require(not renames_numbers, "augment", "no names with number_objects", self.augment)
         fits = self._draws_rows or "states" not in self.augmented

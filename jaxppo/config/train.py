@@ -111,8 +111,8 @@ class TrainConfig:
             "at least 0",
             self.num_sample_generations,
         )
-        # Greedy completions of a prompt would all be the same, and no action would be better than
-        # another.
+        # Greedy completions of a prompt would all be the
+        # same, and no action would be better than another.
         require_positive(self.sampling, "temperature")
         rl = self.rl
         require_divisible("batch_size", self.batch_size, "num_generations", rl.group_size)
@@ -138,8 +138,8 @@ class TrainConfig:
                 f"recompute {with_algorithm} and top_k, top_p, min_p or repetition_penalty"
             )
             require(self.logprobs == "recompute", "logprobs", requirement, rl.logprobs)
-        # The controller multiplies kl_coef by 1 + error * batch_size / kl_horizon, where the error
-        # is at least -0.2.
+        # The controller multiplies kl_coef by 1 + error *
+        # batch_size / kl_horizon, where the error is at least -0.2.
         if rl.kl_target is not None:
             requirement = f"more than 0.2 batch_size ({0.2 * self.batch_size:g}), or kl_coef could change its sign"
             require(rl.kl_horizon > 0.2 * self.batch_size, "kl_horizon", requirement, rl.kl_horizon)
@@ -160,8 +160,8 @@ class TrainConfig:
         """Where old log-probabilities come from: "sampler" or "recompute"."""
         if self.rl.logprobs is not None:
             return self.rl.logprobs
-        # With what is cut off at every token, the ratio of a completion would start at the product
-        # of that.
+        # With what is cut off at every token, the ratio of
+        # a completion would start at the product of that.
         is_product = self.rl.ratio_level != "token"
         if self.dtype != "float32" or (is_product and self.sampling.truncates):
             return "recompute"

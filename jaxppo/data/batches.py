@@ -81,9 +81,9 @@ def pad_left(encoded: Sequence[Sequence[int]], length: int, pad_id: int) -> Prom
     """Return prompts as [B, length] arrays whose last column holds every prompt's last token."""
     ids = np.full((len(encoded), length), pad_id, np.int32)
     mask = np.zeros((len(encoded), length), bool)
-    # Prompts end in the last column, so that the completions of all rows begin in the same one. The
-    # mask comes from the lengths: the id of padding may be that of a real token, such as the end of
-    # sequence.
+    # Prompts end in the last column, so that the completions of all rows
+    # begin in the same one. The mask comes from the lengths: the id of
+    # padding may be that of a real token, such as the end of sequence.
     for i, row in enumerate(encoded):
         ids[i, length - len(row) :] = row
         mask[i, length - len(row) :] = True
@@ -269,8 +269,8 @@ def packed(
     pad_id: int,
 ) -> Sequences:
     """Put prompts and completions together: sequences of `length`, completions of `completion_length`, on the host."""
-    # Prompt and completion follow each other without a gap, and padding is at the end alone:
-    # position i is column i.
+    # Prompt and completion follow each other without a gap,
+    # and padding is at the end alone: position i is column i.
     ids, lengths = right_padded([[*row.prompt, *row.completion] for row in rows], length, pad_id)
     completion_ids, completion_lengths = right_padded(
         [row.completion for row in rows], completion_length, pad_id

@@ -85,8 +85,8 @@ class ChatTemplate(NamedTuple):
                 f"prompt of row {row['id']}: it carries the chat template already, as others may: such prompts are "
                 "taken as they are"
             )
-            # The template writes its beginning of sequence once, and the tokenizer adds none to a
-            # chat.
+            # The template writes its beginning of sequence
+            # once, and the tokenizer adds none to a chat.
             bos = self.tokenizer.bos_token or ""
             prompt = row["prompt"]
             return bos + prompt.removeprefix(bos) if self.layout.writes_bos else prompt
@@ -176,8 +176,8 @@ class ChatTemplate(NamedTuple):
         renderings = iter(self._render_all(pairs))
         for row, chat in zip(rows, chats, strict=True):
             text = next(renderings) if chat else ""
-            # Where the template has changed the completion, or what is around it, the row takes the
-            # slow way.
+            # Where the template has changed the completion, or
+            # what is around it, the row takes the slow way.
             ending = self.layout.opening + row["completion"] + self.layout.tail
             if not text.endswith(ending):
                 yield None
@@ -223,9 +223,9 @@ class ChatTemplate(NamedTuple):
                     f"turns of the assistant, got none in row {row['id']}"
                 )
             return spans
-        # Without such blocks, the chat is rendered up to each turn of the assistant: what the whole
-        # chat has beyond it begins with the turn. A call of a tool has no text of its own that
-        # could be looked for.
+        # Without such blocks, the chat is rendered up to each turn of the
+        # assistant: what the whole chat has beyond it begins with the turn.
+        # A call of a tool has no text of its own that could be looked for.
         chat = self._render(turns, row)
         spans = []
         for number, turn in enumerate(turns):
@@ -278,8 +278,8 @@ class ChatTemplate(NamedTuple):
         """Return all turns before the completion: system, examples, and those of the row."""
         *examples, last = self._with_examples(row)
         turns = turns_of(last)
-        # The row's own system turn wins, and an example's is left out: a chat has at most one, the
-        # first turn.
+        # The row's own system turn wins, and an example's is
+        # left out: a chat has at most one, the first turn.
         system = turns[:1] if turns[0]["role"] in SYSTEM_ROLES else system_turns(self.system_prompt)
         example_turns: list[Message] = []
         for example in examples:

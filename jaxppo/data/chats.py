@@ -86,14 +86,14 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     question = last_user_turn(turns)
     if question is None or turns[-1]["role"] not in ("user", "tool"):
         role = turns[-1]["role"] if turns else "none"
-        # Two answers in a row, or a system turn alone: no template says where the model would
-        # begin.
+        # Two answers in a row, or a system turn alone:
+        # no template says where the model would begin.
         raise DataError(
             f"{location}: field '{column}': expected a turn of the user, or of a tool after one, before the "
             f"completion, got {role}"
         )
-    # The text alone is what rewards and reports read. A call of a tool is more than text, and kept
-    # beside it.
+    # The text alone is what rewards and reports read. A
+    # call of a tool is more than text, and kept beside it.
     row = dict(row)
     if answer is not None:
         row["completion"] = answer.get("content", "")

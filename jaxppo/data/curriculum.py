@@ -100,8 +100,8 @@ class SuccessCurriculum:
         """
         # A function of seed and step alone, so that a resumed run draws the same.
         generator = np.random.default_rng((self.seed, step, len(self.domains)))
-        # Which rows are drawn together depends on how they lie, so a domain's rows lie in a new
-        # order at every step.
+        # Which rows are drawn together depends on how they lie,
+        # so a domain's rows lie in a new order at every step.
         order = generator.permutation(np.flatnonzero(self.available(state)))
         order = order[np.argsort(self.domains[order], kind="stable")]
         weights = self.weights(state)[order]
@@ -110,8 +110,8 @@ class SuccessCurriculum:
         points = (np.arange(self.batch_size) + generator.random()) / self.batch_size * ends[-1]
         # The last point may be rounded up to the end of the line, where no row is.
         places = np.minimum(np.searchsorted(ends, points, side="right"), len(order) - 1)
-        # Shuffled, as the rows of a domain are still side by side, and a micro-batch should have
-        # all domains.
+        # Shuffled, as the rows of a domain are still side by
+        # side, and a micro-batch should have all domains.
         return state._replace(rows=generator.permutation(order[places]).astype(np.int32))
 
     def update(
@@ -124,8 +124,8 @@ class SuccessCurriculum:
             scores: [B] of its completions, those of a prompt adjacent; None: has none, and is no try.
             step: number of the update, from 0.
         """
-        # The metrics are of the rows that could be drawn for this update, before longer plans come
-        # in.
+        # The metrics are of the rows that could be drawn
+        # for this update, before longer plans come in.
         observed = self._with_scores(state, scores)
         next_state = self._with_longer_plans(observed)
         estimates = self.estimates(observed)[self.available(observed)]
@@ -175,8 +175,8 @@ class SuccessCurriculum:
         tries = np.bincount(rows, [score is not None for score in scores], len(self.domains))
         # A prompt that was not tried keeps its counts: nothing new is known of it.
         decay = np.where(tries > 0, DECAY, 1.0)
-        # Prompts with much to learn from are drawn more often; divided by their weight, a domain's
-        # prompts count alike.
+        # Prompts with much to learn from are drawn more often;
+        # divided by their weight, a domain's prompts count alike.
         weights = self.weights(state)
         domain_wins = np.bincount(self.domains, wins / weights)
         domain_tries = np.bincount(self.domains, tries / weights)

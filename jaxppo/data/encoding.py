@@ -107,8 +107,8 @@ def cut_prompts(
     Raises:
         DataError: as for `encode_prompts`.
     """
-    # A function of the seed and the number of rows, so that training, evaluation and a resumed run
-    # cut alike.
+    # A function of the seed and the number of rows, so that
+    # training, evaluation and a resumed run cut alike.
     shortest, longest = text_lengths
     rng = np.random.default_rng((seed, len(rows)))
     lengths = rng.integers(shortest, longest, len(rows), endpoint=True)
@@ -129,8 +129,8 @@ def _check_lengths(
 ) -> None:
     """Raise a `DataError` that names the first row whose prompt has no token beside its start, or too many."""
     for row, ids in zip(rows, encoded, strict=True):
-        # A prompt that is its start alone is an empty text; with one that has more, the start
-        # counts, too.
+        # A prompt that is its start alone is an empty text;
+        # with one that has more, the start counts, too.
         length = len(ids) if len(ids) > num_start else 0
         if length == 0 or (limit is not None and length > limit):
             allowed = (
@@ -188,8 +188,8 @@ def encode_rows(
         if assistant_only:
             encoded = _encode_chats(tokenizer, rows, texts, template, max_length)
             return [_with_end(row, template.end_id) for row in encoded]
-        # Rule 1, and rule 2: the ids of prompts alone, and those of the joined text that follow
-        # them.
+        # Rule 1, and rule 2: the ids of prompts alone,
+        # and those of the joined text that follow them.
         start = _prompt_start(tokenizer, template)
         joined = _joined_ids(tokenizer, texts)
         prompts = _with_start(_prompt_ids(tokenizer, rows, texts, joined), start)
@@ -258,8 +258,8 @@ def _prompt_ids(
     special_ids = _special_ids(tokenizer)
     if joined is None or not special_ids:
         return _encode_column(tokenizer, rows, [text.prompt for text in texts], "prompt")
-    # Of several tokens that begin at one place, the longest is found: in reverse order it comes
-    # before its prefixes.
+    # Of several tokens that begin at one place, the longest
+    # is found: in reverse order it comes before its prefixes.
     pattern = re.compile("|".join(map(re.escape, sorted(special_ids, reverse=True))))
     shared = []
     tails = []
@@ -278,8 +278,8 @@ def _special_ids(tokenizer: Any) -> dict[str, int]:
     """Return the ids of tokens that are found in a text before anything else, whatever stands around them."""
     special_ids = {}
     for token_id, token in tokenizer.added_tokens_decoder.items():
-        # Others take the blanks around them, or need them, so that the ids beside them depend on
-        # what stands there.
+        # Others take the blanks around them, or need them, so
+        # that the ids beside them depend on what stands there.
         if token.special and not (
             token.lstrip or token.rstrip or token.single_word or token.normalized
         ):
@@ -294,8 +294,8 @@ def _shared_with_joined(
     pattern: re.Pattern[str],
 ) -> tuple[int, str]:
     """Return how many ids of a joined text come before the last special token of its prompt, and the text from it."""
-    # Tokens may overlap, so the search goes on from the next character, not from the end of the
-    # last match.
+    # Tokens may overlap, so the search goes on from the
+    # next character, not from the end of the last match.
     match = pattern.search(text.prompt)
     if match is None:
         return 0, text.prompt
@@ -305,8 +305,8 @@ def _shared_with_joined(
     tail = text.prompt[match.start() :]
     num_earlier = text.prompt.count(token) - 1
     num_later = tail[len(token) :].count(token) + text.completion.count(token)
-    # Each must be one token of the ids, or the loop below ends at another one: not so where one is
-    # part of another.
+    # Each must be one token of the ids, or the loop below ends
+    # at another one: not so where one is part of another.
     token_id = special_ids[token]
     if ids.count(token_id) != num_earlier + 1 + num_later:
         return 0, text.prompt
@@ -364,8 +364,8 @@ def _encode_chats(
         with named_in_errors(f"chat of row {row['id']}"):
             encoding = next(chat_encodings)
         ids = encoding.ids
-        # Both are in order: tokens are in the order of their characters, also where several share
-        # one.
+        # Both are in order: tokens are in the order of
+        # their characters, also where several share one.
         offsets = encoding.offsets
         token_starts = [start for start, _ in offsets]
         token_ends = [end for _, end in offsets]

@@ -82,8 +82,8 @@ def _alpaca_row(row: Row, location: str) -> Row:
     if row["output"] is not None:
         converted["completion"] = row["output"]
     turns = [*_system_turns(row, history), *history]
-    # A row that is a question alone stays a text, so that models without a chat template can learn
-    # from it.
+    # A row that is a question alone stays a text, so that
+    # models without a chat template can learn from it.
     if turns:
         converted["messages"] = [*turns, {"role": "user", "content": prompt}]
     return converted

@@ -115,8 +115,8 @@ def renamed_in_every_epoch(
         order = row_order(len(rows), seed, start, batch_size).tolist()
         step_rows = []
         for place, number in enumerate(order, start):
-            # Random numbers of the row and the epoch: the names do not depend on what was drawn
-            # before.
+            # Random numbers of the row and the epoch: the
+            # names do not depend on what was drawn before.
             rng = random.Random(f"{seed}/{place // len(rows)}/{number}")
             step_rows.append(rename(rows[number], rng))
         return step_rows

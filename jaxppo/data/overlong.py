@@ -58,8 +58,8 @@ def within_limit(
                 f"max_length: expected at most {limit.max_length} tokens with overlong error, got {ids.length} in row "
                 f"{row['id']}"
             )
-        # A row whose prompt takes up all tokens has nothing left to learn: to cut it is to leave it
-        # out.
+        # A row whose prompt takes up all tokens has nothing
+        # left to learn: to cut it is to leave it out.
         num_overlong += 1
         shorter = _cut(ids, limit.max_length)
         if shorter.loss_mask is None:

@@ -105,8 +105,8 @@ def encode_pairs(
         margins.append(_margin(row, row_location))
         chosen.append(_side(row, "chosen", row_location))
         rejected.append(_side(row, "rejected", row_location))
-        # Without a prompt a text may be anything, such as a dialogue that is written out: there is
-        # no turn to render.
+        # Without a prompt a text may be anything, such as a
+        # dialogue that is written out: there is no turn to render.
         is_plain.append(row.get("prompt") is None and isinstance(row["chosen"], str))
     chosen_ids = _encode(tokenizer, chosen, is_plain, template)
     rejected_ids = _encode(tokenizer, rejected, is_plain, template)

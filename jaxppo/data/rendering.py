@@ -79,8 +79,8 @@ def _optional_parts(
     turns: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, str]]:
     """Yield the parts that many templates do not know, each with a text that it must leave in the rendered chat."""
-    # Turns of the system, the user and the assistant are written or refused; others may be passed
-    # over.
+    # Turns of the system, the user and the assistant
+    # are written or refused; others may be passed over.
     for turn in turns:
         if turn["role"] in ("developer", "tool"):
             yield f"the turn of the {turn['role']}", turn.get("content", "")
@@ -94,8 +94,8 @@ def _optional_parts(
 
 def _is_written(content: str, text: str) -> bool:
     """Return whether a rendered chat has a text, as it is or within JSON."""
-    # Templates strip blanks; calls and schemas of tools are mostly written as JSON, with or without
-    # \u escapes.
+    # Templates strip blanks; calls and schemas of tools are
+    # mostly written as JSON, with or without \u escapes.
     content = content.strip()
     if content in text:
         return True
@@ -112,8 +112,8 @@ def generation_spans(
     """Return the characters of a chat that its template has in `{% generation %}` blocks."""
     from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
 
-    # `apply_chat_template` gives these spans as a mask of tokens alone, and only where it tokenizes
-    # the chat itself.
+    # `apply_chat_template` gives these spans as a mask of
+    # tokens alone, and only where it tokenizes the chat itself.
     _, (spans,) = render_jinja_template(
         [list(turns)],
         chat_template=tokenizer.get_chat_template(),

@@ -58,8 +58,8 @@ def load_split(
         if config.numbers_objects and config.stream_domains is None:
             rows = [_with_numbered_objects(row, config.data_seed) for row in rows]
         return rows
-    # Columns are checked as rows are read, before the slow checks of their PDDL: the first bad file
-    # is named at once.
+    # Columns are checked as rows are read, before the slow
+    # checks of their PDDL: the first bad file is named at once.
     reader = RowReader(config, split, validator, columns)
     with reader.advising_on_columns(), paused_collection(), activity.show(f"reading split {split}"):
         source_rows = read_rows(
@@ -294,8 +294,8 @@ def check_row(row: Row, location: str, validator: str) -> None:
         )
     column = "domain_pddl"
     try:
-        # Without a name of their own the parsed texts are shared between rows, and with the
-        # validator later.
+        # Without a name of their own the parsed texts are
+        # shared between rows, and with the validator later.
         domain = parse_domain(row["domain_pddl"])
         column = "problem_pddl"
         parse_problem(row["problem_pddl"], domain)

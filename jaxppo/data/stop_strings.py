@@ -65,8 +65,8 @@ def stop_table(
 
     table = np.empty((len(states), num_ids), np.int32)
     for beginning, state in states.items():
-        # Many tokens add the same text, such as bytes that are no character, so each text is looked
-        # up once.
+        # Many tokens add the same text, such as bytes that
+        # are no character, so each text is looked up once.
         next_states = {piece: state_after(beginning + piece) for piece in set(pieces)}
         table[state] = [next_states[piece] for piece in pieces]
     return table

@@ -59,8 +59,8 @@ def stream_split(config: DataConfig, split: str) -> GeneratedSplit:
         raise DataError(
             "stream_rows: expected a number of problems of split train, which is endless for sft alone, got none"
         )
-    # A limited number of problems comes again and again where `sft` trains on them; a split has
-    # each of them once.
+    # A limited number of problems comes again and again where
+    # `sft` trains on them; a split has each of them once.
     stream = replace(stream_of(config, split), problems=None)
     request = json.loads(json.dumps(asdict(stream) | {"rows": count}))
     return GeneratedSplit("stream", split, request, lambda: distinct_rows(stream, count))

@@ -17,8 +17,8 @@ _LOG = logging.getLogger(__name__)
 _PROMPT = "prompt"
 _COMPLETION = "completion"
 
-# What may stand between a prompt and a completion: blanks, and an empty thinking part, or the end
-# of one.
+# What may stand between a prompt and a completion:
+# blanks, and an empty thinking part, or the end of one.
 LEAD = re.compile(r"\s*(?:(?:<think>)?\s*</think>\s*)?")
 _OPENED_THINKING = re.compile(r"<think>\s*$")
 _DATE = re.compile(r"""strftime_now\(\s*["']([^"']+)["']\s*\)""")

@@ -15,8 +15,8 @@ REPLACEMENT = "\ufffd"
 # How SentencePiece writes the blank before a word.
 _WORD_START = "\u2581"
 
-# Texts that are tokenized in one call. Encodings are many times as large as their ids: all at once
-# took half as long again.
+# Texts that are tokenized in one call. Encodings are many times
+# as large as their ids: all at once took half as long again.
 _BATCH_SIZE = 1000
 
 # --- texts to token ids
@@ -50,8 +50,8 @@ def encodings(
         texts: to be tokenized as they are.
         offsets: whether the encodings tell the characters of each token.
     """
-    # The backend keeps the truncation and padding that a tokenizer's files ask for, until a call
-    # without them.
+    # The backend keeps the truncation and padding that a
+    # tokenizer's files ask for, until a call without them.
     tokenizer("")
     # The backend makes no lists of masks beside the ids, which the tokenizer itself would.
     backend = tokenizer.backend_tokenizer
@@ -111,8 +111,8 @@ def completion_tokens(
     rows = []
     for row_ids, row_mask in zip(ids, mask, strict=True):
         row = row_ids[row_mask].tolist()
-        # The last token alone ends a completion: the same id before it is junk, which has to show
-        # in the text.
+        # The last token alone ends a completion: the same id
+        # before it is junk, which has to show in the text.
         if row and row[-1] in end_ids:
             row.pop()
         rows.append([_token_name(tokenizer, token_id) for token_id in row])
@@ -125,8 +125,8 @@ def join_tokens(tokenizer: Any, tokens: list[str]) -> str:
         return ""
     if not tokens[0].startswith(_WORD_START):
         return tokenizer.convert_tokens_to_string(tokens)
-    # Decoders of SentencePiece drop the blank of the token that begins a text, so another one has
-    # to begin it.
+    # Decoders of SentencePiece drop the blank of the token
+    # that begins a text, so another one has to begin it.
     return _text_after_first(tokenizer, [tokens[0], *tokens])
 
 

@@ -141,8 +141,8 @@ def devices() -> Iterator[Check]:
     if limits:
         finding += f", {min(limits) / (1 << 30):,.1f} GiB each"
     yield Check("devices", "ok", finding)
-    # JAX falls back to the CPU when the plugin for an accelerator is missing, with a warning at
-    # most.
+    # JAX falls back to the CPU when the plugin for an
+    # accelerator is missing, with a warning at most.
     if platform_name == "cpu":
         yield from _overlooked()
 

@@ -106,8 +106,8 @@ def evaluate(config: EvaluateConfig) -> Path:
     with run.claimed():
         run.keep_settings()
         methods = [evaluation.evaluate(method) for method in evaluation.methods]
-        # A is the one that is compared with, so that a positive difference speaks for the method of
-        # the evaluation.
+        # A is the one that is compared with, so that a positive
+        # difference speaks for the method of the evaluation.
         comparison = {}
         if len(methods) > 1:
             comparison = compare_splits(methods[1].judged, methods[0].judged)
@@ -228,8 +228,8 @@ class _Evaluation:
         """Read the plans of a file for these rows of every split; it may hold those of other rows of the data."""
         evaluated_rows = list(chain.from_iterable(rows.values()))
         all_ids = {row["id"] for row in chain.from_iterable(self.rows.values())}
-        # A file for all of the data stays usable where a model cannot take some prompts; a wrong id
-        # is still an error.
+        # A file for all of the data stays usable where a model
+        # cannot take some prompts; a wrong id is still an error.
         ids_left_out = all_ids - {row["id"] for row in evaluated_rows}
         plans = read_plans(path)
         for name in ids_left_out:

@@ -99,8 +99,8 @@ def _validity(rows: Sequence[JudgedRow]) -> dict[str, float]:
 
 
 def _choose_test(pairs: Sequence[_Pair]) -> Literal["mcnemar", "sign", "z"]:
-    # With the same number of predictions on both sides, neither side is favoured by chance in more
-    # rows.
+    # With the same number of predictions on both sides,
+    # neither side is favoured by chance in more rows.
     sizes = {(len(pair.a.predictions), len(pair.b.predictions)) for pair in pairs}
     if any(size_a != size_b for size_a, size_b in sizes):
         return "z"

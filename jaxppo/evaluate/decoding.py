@@ -143,8 +143,8 @@ class Decoder:
     def batch_size_for(self, num_prompts: int) -> int:
         """Return the size of the batches in which so many prompts are completed: few sizes to compile for."""
         shards = self.parallel.row_shards
-        # A few rows of a large model take less time than many, so they are padded to a power of
-        # two.
+        # A few rows of a large model take less time than
+        # many, so they are padded to a power of two.
         power_of_two = 1 << max(0, num_prompts - 1).bit_length()
         padded = data.bucket(min(power_of_two, data.padded_size(num_prompts)), shards)
         return shards * self._halving.rows(min(self.batch_size, padded) // shards)

@@ -106,8 +106,8 @@ class Evaluator:
             evaluation,
             sampling,
         )
-        # Plans are judged for their results anyway, and a verdict has the plan reward: scoring them
-        # would judge twice.
+        # Plans are judged for their results anyway, and a verdict
+        # has the plan reward: scoring them would judge twice.
         self._rewards = None if reward.reward_funcs == ("plan",) else rewards
         self.validator = checked_validator(evaluation, reward)
         loaded_rows = load_rows(data_config, reward, self.validator) if rows is None else rows
@@ -123,8 +123,8 @@ class Evaluator:
             self.left_out[split] = len(split_rows) - len(fitting)
             self.fixed[split] = choose_fixed(fitting, evaluation.eval_rows, data_config.data_seed)
             longest = max(longest, *map(len, encoded), 0)
-            # A column that a reward function lacks is an error now, and not after the first
-            # evaluation.
+            # A column that a reward function lacks is an
+            # error now, and not after the first evaluation.
             if self._rewards is not None:
                 self._rewards.check_columns(data.column_names(fitting))
         # One prompt length for all splits, so that they share compiled programs.
@@ -185,8 +185,8 @@ class Evaluator:
     @property
     def metric_names(self) -> set[str]:
         """Return the names that `eval_metrics` has for an evaluation of the fixed rows."""
-        # Known before the first evaluation, so that `metric_for_best_model` can be checked when a
-        # run begins.
+        # Known before the first evaluation, so that
+        # `metric_for_best_model` can be checked when a run begins.
         names = {f"eval/{split}/mean_reward" for split in self.rows}
         if self.validator is None:
             return names
@@ -203,8 +203,8 @@ class Evaluator:
         template = self.decoder.template
         longest = self._max_prompt_length
         fitting = data.without_overlong(tokenizer, rows, config, template)
-        # Where training cuts texts to prompts of random lengths, an evaluation asks for completions
-        # of such prompts.
+        # Where training cuts texts to prompts of random lengths,
+        # an evaluation asks for completions of such prompts.
         if config.text_lengths is not None:
             return data.cut_prompts(
                 tokenizer,
@@ -278,8 +278,8 @@ class Evaluator:
         indices: Sequence[int],
     ) -> Sequence[float | None]:
         rows = self._select_rows(split, indices)
-        # All columns of the split, not of these rows: a reward function gets the same arguments at
-        # each call.
+        # All columns of the split, not of these rows: a reward
+        # function gets the same arguments at each call.
         columns = data.columns_of(rows, data.column_names(self.rows[split]))
         columns["prompt_ids"] = [self._encoded[split][i] for i in indices]
         return rewards(
@@ -349,8 +349,8 @@ def load_rows(
         data.check_same(config.dataset, split, rows)
     if validator is None:
         return splits
-    # A file may hold rows of another split's name; results are listed under the one that was asked
-    # for.
+    # A file may hold rows of another split's name;
+    # results are listed under the one that was asked for.
     for split, rows in splits.items():
         splits[split] = [row | {"split": split} for row in rows]
     return splits
@@ -367,8 +367,8 @@ def choose_fixed(rows: Sequence[Row], max_rows: int | None, seed: int) -> list[i
     domains = grouped(range(len(rows)), lambda i: str(rows[i].get("domain", "")))
     # (turn, number of the domain, row)
     turns: list[tuple[int, int, int]] = []
-    # Sorted, so that the number of a domain, and with it the order of its rows, does not depend on
-    # other domains' rows.
+    # Sorted, so that the number of a domain, and with it the
+    # order of its rows, does not depend on other domains' rows.
     for number, name in enumerate(sorted(domains)):
         shuffled = np.random.default_rng((seed, number)).permutation(domains[name])
         turns += [(turn, number, int(row)) for turn, row in enumerate(shuffled)]

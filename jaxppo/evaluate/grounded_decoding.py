@@ -49,8 +49,8 @@ def decode_regrounded(
         UnsupportedPddlError: a problem goes beyond STRIPS.
     """
     rollouts = [_PlanRollout(row) for row in rows]
-    # Later prompts are written by the style: the first one has to be of the same kind, or the model
-    # would see two.
+    # Later prompts are written by the style: the first one
+    # has to be of the same kind, or the model would see two.
     for row in rows:
         prompt = prompts.render_prompt(row["domain_pddl"], row["problem_pddl"], row["prompt_style"])
         if row["prompt"] != prompt:
@@ -76,8 +76,8 @@ def decode_regrounded(
         for rollout, question, completion in zip(unfinished, questions, completions, strict=True):
             rollout.tokens += len(completion.ids)
             goes_on = rollout.advance(completion.text, question.names)
-            # A plan that would not fit into a completion ends here, as a plain decoder would have
-            # cut it.
+            # A plan that would not fit into a completion ends
+            # here, as a plain decoder would have cut it.
             if goes_on and rollout.completion_length(decoder) < decoder.length:
                 still_unfinished.append(rollout)
         unfinished = still_unfinished
@@ -119,8 +119,8 @@ class _PlanRollout:
         problem = from_state(row["problem_pddl"], self.state)
         names: Mapping[str, str] = {}
         if self._is_numbered:
-            # Row and step alone decide the numbers, so a plan does not depend on the rows beside
-            # it.
+            # Row and step alone decide the numbers, so a
+            # plan does not depend on the rows beside it.
             rng = random.Random(f"{row['id']}/{len(self.plan)}")
             problem, numbers = numbered_problem(row | {"problem_pddl": problem}, rng)
             names = inverse(numbers)

@@ -82,11 +82,11 @@ def clustered_wilson(successes: Sequence[int], samples: Sequence[int]) -> dict[s
     rates = np.asarray(successes, float) / np.asarray(samples, float)
     p = float(rates.mean())
     variance = float(rates.var(ddof=1)) / problems if problems > 1 else 0.0
-    # Without variance there is no estimate of how much the samples of a problem add, so only the
-    # problems count.
+    # Without variance there is no estimate of how much the
+    # samples of a problem add, so only the problems count.
     effective = p * (1 - p) / variance if variance > 0 else problems
-    # A noisy variance of few problems could claim more independent samples than were drawn, or
-    # fewer than problems.
+    # A noisy variance of few problems could claim more
+    # independent samples than were drawn, or fewer than problems.
     low, high = _wilson_bounds(p, min(max(effective, problems), total))
     return {
         "rate": p,
@@ -202,8 +202,8 @@ def paired_z(differences: Sequence[float]) -> float:
     by_normal = 0.0
     if variance > 0.0:
         by_normal = math.erfc(abs(mean) / math.sqrt(2.0 * variance / n))
-    # A few equal differences have a variance of 0, and the normal distribution would be certain of
-    # them.
+    # A few equal differences have a variance of 0, and
+    # the normal distribution would be certain of them.
     return max(by_normal, 2.0 ** (1 - n))
 
 
@@ -223,8 +223,8 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
         return _mean_result(None, None, None, 0)
     data = np.asarray(values, float)
     rng = np.random.default_rng(0)
-    # All indices at once would take 80 kB a value. The generator's numbers do not depend on how the
-    # draws are cut.
+    # All indices at once would take 80 kB a value. The
+    # generator's numbers do not depend on how the draws are cut.
     chunk = max(1, _CHUNK // n)
     means = []
     for start in range(0, BOOTSTRAP_RESAMPLES, chunk):

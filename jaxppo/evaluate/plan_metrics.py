@@ -134,8 +134,8 @@ def error_counts(rows: Sequence[JudgedRow]) -> dict[str, int]:
     for prediction in _predictions(rows):
         error = prediction.outcome.verdict.error
         counts[VALID if error is None else error.value] += 1
-    # Always all reasons, in one order: results of different models are compared and drawn side by
-    # side.
+    # Always all reasons, in one order: results of
+    # different models are compared and drawn side by side.
     names = [VALID, *map(str, PlanError)]
     return {name: counts[name] for name in names}
 
@@ -157,8 +157,8 @@ def _pass_at_k(rows: Sequence[JudgedRow]) -> dict[str, Measures]:
     within a seed first.
     """
     problems = [_samples_by_seed(row) for row in rows]
-    # k doubles for as long as every seed of every problem has that many samples: each k is a mean
-    # over the same rows.
+    # k doubles for as long as every seed of every problem has
+    # that many samples: each k is a mean over the same rows.
     smallest = min((len(samples) for samples in chain.from_iterable(problems)), default=0)
     measures = {}
     for power in range(smallest.bit_length()):

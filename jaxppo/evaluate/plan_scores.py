@@ -73,8 +73,8 @@ def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | N
     """
     if not row.references:
         return dict.fromkeys(OVERLAPS)
-    # The best of each: one reference may share the longest run, and another one the longest
-    # subsequence.
+    # The best of each: one reference may share the longest
+    # run, and another one the longest subsequence.
     best: dict[str, float] = dict.fromkeys(OVERLAPS, 0.0)
     if not judged.is_readable:
         return best
@@ -82,8 +82,8 @@ def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | N
     for reference in row.references:
         longer = max(len(plan), len(reference))
         for name, length_of in (("lcs", lcs_length), ("lccs", lccs_length)):
-            # Both take time that grows with the product of the lengths; a plan equal to its
-            # reference needs neither.
+            # Both take time that grows with the product of the
+            # lengths; a plan equal to its reference needs neither.
             length = len(reference) if plan == reference else length_of(plan, reference)
             best[name] = max(best[name], _fraction(length, longer))
             by_reference = f"{name}_by_reference"

@@ -29,8 +29,8 @@ from jaxppo.reward_functions.plan import (
 )
 
 _MAX_LISTED = 10
-# What no prompt style reads as a plan. Empty text will not do: it is a plan without steps, valid
-# where the goal holds.
+# What no prompt style reads as a plan. Empty text will not
+# do: it is a plan without steps, valid where the goal holds.
 _UNREADABLE = "("
 
 

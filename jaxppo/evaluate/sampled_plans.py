@@ -64,8 +64,8 @@ def problems_of_round(
     """Return the problems of round `number` (from 1): the next `count` of the endless stream that shuffles all rows."""
     first = (number - 1) * count
     order = data.row_order(num_rows, seed, first, count)
-    # The stream has every row once before any comes again, so the place in it says how often a row
-    # came before.
+    # The stream has every row once before any comes again,
+    # so the place in it says how often a row came before.
     return [ProblemTurn(int(row), place // num_rows) for place, row in enumerate(order, first)]
 
 
@@ -148,8 +148,8 @@ class PlanSampler:
     def _complete(self, params: Params, part: Sequence[ProblemTurn]) -> list[Sequence[Completion]]:
         """Return the completions of each problem."""
         completions: list[Sequence[Completion]] = []
-        # A part may lie over the end of a pass over the rows; what is on each side is of another
-        # turn.
+        # A part may lie over the end of a pass over the
+        # rows; what is on each side is of another turn.
         for turn, problems in itertools.groupby(part, lambda problem: problem.turn):
             rows = [problem.row for problem in problems]
             # Sample numbers go on from turn to turn, so no turn repeats a plan's random numbers.
@@ -209,8 +209,8 @@ def make_plan_sampler(
         parallel: devices.
         rows: of `train_split`, none of them overlong.
     """
-    # Plans are sampled as training samples, which an evaluator finds in the settings of an
-    # evaluation.
+    # Plans are sampled as training samples, which an
+    # evaluator finds in the settings of an evaluation.
     evaluation = EvalConfig(
         eval_validator=config.evaluation.eval_validator,
         eval_temperature=config.sampling.temperature,

@@ -62,8 +62,8 @@ def base_of(
             "generation_config": {},
         }
     generation_file = loaded.folder / hf.GENERATION_FILE
-    # A folder gets its absolute path, as the export may be called from elsewhere; a hub id or a
-    # shipped name stays.
+    # A folder gets its absolute path, as the export may be
+    # called from elsewhere; a hub id or a shipped name stays.
     is_folder = loaded.folder == Path(name)
     has_fingerprint = is_frozen and not loaded.shapes_only
     return {
@@ -245,8 +245,8 @@ def frozen_weights(models: dict[str, Any], params: Params) -> Params:
             )
         head = "lm" if info.get("kind", name) == "policy" else "score"
         loaded = hf.load_model(hf.find_model(info["base"]), head=head)
-        # The folder may have been replaced since: adapters over other weights would be another
-        # model.
+        # The folder may have been replaced since: adapters
+        # over other weights would be another model.
         if lora.fingerprint(loaded.params) != info["fingerprint"]:
             raise ModelError(
                 f"{info['base']}: expected the weights that the adapters were trained on, got others"

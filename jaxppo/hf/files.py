@@ -167,8 +167,8 @@ def cast(name: str, array: np.ndarray, dtype: str | np.dtype) -> np.ndarray:
     # Numbers that become infinite are looked for below, with the name of their tensor.
     with np.errstate(over="ignore"):
         result = array.astype(dtype, copy=False)
-    # A type with the same range or a wider one holds all numbers: then the array is not read a
-    # second time.
+    # A type with the same range or a wider one holds all
+    # numbers: then the array is not read a second time.
     if ml_dtypes.finfo(result.dtype).max < ml_dtypes.finfo(array.dtype).max and not _is_finite(
         result
     ):

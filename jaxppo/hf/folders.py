@@ -208,8 +208,8 @@ def load_model(
     if head == "saved":
         head = saved_head
     with naming(folder), activity.show(f"loading {folder}"):
-        # Its `original` then names the architecture with this head, as the model's own export
-        # would.
+        # Its `original` then names the architecture with
+        # this head, as the model's own export would.
         if head != saved_head:
             config = config_from_hf(config_to_hf(config, head))
         if (
@@ -259,8 +259,8 @@ def _check_tied(
     head = tensors[head_name]
     embedding = tensors[name]
     shape = entries[name].shape
-    # transformers 4 ties the head and drops these numbers, 5 uses them: only equal ones mean the
-    # same to both.
+    # transformers 4 ties the head and drops these numbers,
+    # 5 uses them: only equal ones mean the same to both.
     is_same = tuple(head.get_shape()) == shape
     for start in range(0, shape[0], _ROWS):
         # safetensors has no slices beyond the end.
@@ -424,8 +424,8 @@ def _read(
     shape = entry.shape[::-1] if entry.transpose else entry.shape
     if placement is None:
         return jnp.asarray(read_part((slice(None),) * len(shape)))
-    # Each device's callback runs on the process that has the device: no process reads the parts of
-    # others.
+    # Each device's callback runs on the process that has
+    # the device: no process reads the parts of others.
     return jax.make_array_from_callback(shape, placement(entry.path, shape), read_part)
 
 

@@ -168,8 +168,8 @@ def push(
 
     try:
         api = HfApi(library_name="jaxppo", library_version=__version__)
-        # `exist_ok` leaves the visibility of an existing repository as it is, so that it is looked
-        # at.
+        # `exist_ok` leaves the visibility of an existing
+        # repository as it is, so that it is looked at.
         api.create_repo(repo_id, repo_type=kind, private=private or None, exist_ok=True)
         repo = api.model_info(repo_id) if kind == "model" else api.dataset_info(repo_id)
         if private and not repo.private:

@@ -82,8 +82,8 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
     # A file that names no dtype means float32; one that is written anew names it.
     if not dtype_keys and (not raw or dtype != "float32"):
         dtype_keys = ["dtype"]
-    # The file's own keys stay where they still describe the model, so that a folder comes back as
-    # it was read.
+    # The file's own keys stay where they still describe the
+    # model, so that a folder comes back as it was read.
     if not raw or config_from_hf(raw) != _as_read(config):
         for name in family.replaced_keys:
             raw.pop(name, None)
@@ -161,8 +161,8 @@ def head_in(config: ModelConfig, params: Params) -> str | None:
         return "lm"
     if not heads:
         architectures = (config.original or {}).get("architectures")
-        # A tied head has no array, so that a language model and a bare trunk have the same
-        # parameters.
+        # A tied head has no array, so that a language
+        # model and a bare trunk have the same parameters.
         is_bare = architectures == [family_of(config.model_type).architectures[None]]
         return "lm" if config.tie_word_embeddings and not is_bare else None
     raise ModelError(
@@ -193,8 +193,8 @@ def expected_tensors(
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
     if "score.bias" in available and head == "score":
         params["score"]["bias"] = jax.ShapeDtypeStruct((1,), jnp.float32)
-    # transformers prefixes the trunk's names where a head is beside it, but reads folders of either
-    # kind.
+    # transformers prefixes the trunk's names where a head
+    # is beside it, but reads folders of either kind.
     has_prefix = (
         any(name.startswith(family.trunk_prefix) for name in available)
         if available
@@ -233,8 +233,8 @@ def check_tensors(
             unfit.append(
                 f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}"
             )
-    # The folder may have heads that this model does not need, such as the language model's where a
-    # score head is read.
+    # The folder may have heads that this model does not need,
+    # such as the language model's where a score head is read.
     heads = {
         family.names[path].name for path in ("lm_head/kernel", "score/kernel", "score/bias")
     } | {*VALUE_HEAD_NAMES}

@@ -243,8 +243,8 @@ def _place_of(
         if factor == "lora_A":
             return (*path, "lora_a"), (lora.r, num_inputs)
         return (*path, "lora_b"), (num_outputs, lora.r)
-    # PEFT has two names for a head that is trained beside the adapter: as saved, and as in its own
-    # module.
+    # PEFT has two names for a head that is trained beside
+    # the adapter: as saved, and as in its own module.
     if name in (f"{_PREFIX}score.weight", f"{_PREFIX}score.modules_to_save.weight"):
         return ("score", "kernel"), (1, config.hidden_size)
     if name == f"{_PREFIX}score.bias":

@@ -115,8 +115,8 @@ def attend_cached(
     # Written before they are read: a token sees itself.
     if cache is not None:
         cache = _write_cache(cache, k_bgtk, v_bgtk, first_slot)
-    # A prompt attends to itself: the slots of the cache after it are empty, and would be masked
-    # scores for nothing.
+    # A prompt attends to itself: the slots of the cache after
+    # it are empty, and would be masked scores for nothing.
     if cache is None or context.cache_index is None:
         keys, values = k_bgtk, v_bgtk
         mask = None if mask is None else mask[:, :num_new]
@@ -127,8 +127,8 @@ def attend_cached(
     # A cache may be in another dtype than the computation.
     keys = keys.astype(q_bhtk.dtype)
     values = values.astype(q_bhtk.dtype)
-    # One query for each new token, in their order, from slot 0 on: the calls that causal forms can
-    # take.
+    # One query for each new token, in their order, from
+    # slot 0 on: the calls that causal forms can take.
     is_square = context.cache_index is None and context.read is None
 
     if form == "plain" and is_square and num_new >= 2 * CAUSAL_BLOCK:
@@ -177,8 +177,8 @@ def attend(q_bhtk: Array, k_bgsk: Array, v_bgsk: Array, bias: Array, scale: floa
     scores = _scores(q_bhtk, k_bgsk, bias, scale)
     # The largest score is taken out so that nothing overflows; it cancels, and so has no gradient.
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
-    # The division by the softmax sum comes after the product with the values: on K numbers per
-    # query instead of S.
+    # The division by the softmax sum comes after the product
+    # with the values: on K numbers per query instead of S.
     weighted = einsum_fp32("bgts,bgsk->bgtk", weights.astype(v_bgsk.dtype), v_bgsk)
     attended = (weighted / weights.sum(axis=-1)[..., None]).astype(v_bgsk.dtype)
     return attended.reshape(q_bhtk.shape)
@@ -226,8 +226,8 @@ def _scores(q_bhtk: Array, k_bgsk: Array, bias: Array, scale: float) -> Array:
     """Return scale q k^T + bias, the heads that share keys one after the other: [B, G, H / G T, S] float32."""
     b, h, t, k = q_bhtk.shape
     g, s = k_bgsk.shape[1:3]
-    # Heads that share keys are treated as more queries of one head: keys and values are never
-    # repeated.
+    # Heads that share keys are treated as more queries
+    # of one head: keys and values are never repeated.
     queries = (q_bhtk * scale).reshape(b, g, -1, k)
     scores = einsum_fp32("bgtk,bgsk->bgts", queries, k_bgsk)
     return (scores.reshape(b, h, t, s) + bias).reshape(b, g, -1, s)
@@ -326,8 +326,8 @@ def _forward(
 
 
 def _forward_rule(*arguments: Any) -> tuple[Array, tuple[Array, ...]]:
-    # An accelerated model saves both, and so need not run the forward pass again before the
-    # backward pass.
+    # An accelerated model saves both, and so need not run
+    # the forward pass again before the backward pass.
     out, sums = checkpoint_name(_forward(*arguments), SAVED)
     arrays = arguments[:5]  # the others are plain numbers
     return out, (*arrays, out, sums)
@@ -374,8 +374,8 @@ def _backward_rule(
         d_q = blocks.set(d_q, i, d_q_block.reshape(batch_size, num_heads, block, -1))
         return (d_q, d_k, d_v), None
 
-    # Gradients of keys and values add up over the blocks, in float32; a block writes its queries'
-    # gradient once.
+    # Gradients of keys and values add up over the blocks,
+    # in float32; a block writes its queries' gradient once.
     start = (
         jnp.zeros_like(q),
         jnp.zeros_like(k, dtype=jnp.float32),

@@ -24,8 +24,8 @@ def equal_parts(count: int, max_size: int, multiple: int = 1) -> int:
 def split_rows(tree: Any, max_rows: int) -> Any:
     """Cut [B, ...] into [parts, rows of a part, ...], see `equal_parts`; the last part is filled up with zeros."""
     count = jax.tree.leaves(tree)[0].shape[0]
-    # Parts of one size, so that a loop over them is compiled once; equal ones, so that few zeros
-    # fill up the last.
+    # Parts of one size, so that a loop over them is compiled
+    # once; equal ones, so that few zeros fill up the last.
     rows = equal_parts(count, max_rows)
 
     def split(x: Array) -> Array:

@@ -65,8 +65,8 @@ class ModelConfig:
     attention: str = "plain"
     num_tokens: int | None = None
     end_ids: tuple[int, ...] = ()
-    # Not compared: files that are written in different ways may mean the same model, and programs
-    # are cached by it.
+    # Not compared: files that are written in different ways
+    # may mean the same model, and programs are cached by it.
     original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
@@ -270,8 +270,8 @@ class Family:
     saved_intermediates: int = 1
 
     def __post_init__(self) -> None:
-        # How a parameter is split is looked up by its path alone, so that all families share one
-        # table.
+        # How a parameter is split is looked up by its path
+        # alone, so that all families share one table.
         partition.add(self.partition)
 
     def new_config(self, **settings: Any) -> ModelConfig:

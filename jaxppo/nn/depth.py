@@ -75,8 +75,8 @@ def _scan_layers(
 ) -> Array:
     """Make a loop of the layers of one kind that follow one another."""
 
-    # Layers may differ in what they compute (windows, rotation) and in their weights (adapters on
-    # some of them).
+    # Layers may differ in what they compute (windows, rotation)
+    # and in their weights (adapters on some of them).
     def kind(i: int) -> tuple[nnx.GraphDef, object]:
         weights_kind = None if stacks.is_stacked(layers) else stacks.kind_of(layers[str(i)])
         return graphs[i], weights_kind
@@ -159,8 +159,8 @@ def _gather_weights(weights: Params, hidden: Array) -> Params:
 def _run_layer(
     graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
 ) -> Array:
-    # Inside of what the gradient computes again, so that gathered weights are dropped with the
-    # layer.
+    # Inside of what the gradient computes again, so
+    # that gathered weights are dropped with the layer.
     layer = nnx.merge(graph, _gather_weights(weights, hidden))
     return layer(hidden, context)[0]
 

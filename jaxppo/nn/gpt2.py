@@ -93,8 +93,8 @@ class GPT2Attention(nnx.Module):
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         qkv_shape = (3, -1, x_btd.shape[2] // self.num_heads)
         qkv = project_qkv(self.c_attn, x_btd, context.read, qkv_shape, axis=0)
-        # A part of the fused columns would be no heads, so that every device computes all of them
-        # and takes its own.
+        # A part of the fused columns would be no heads, so that
+        # every device computes all of them and takes its own.
         query, key, value = [partition.local_heads(x, self.num_heads, self.num_heads) for x in qkv]
         attended, cache = attend_cached(query, key, value, context, self.form, self.scale)
         return self.c_proj(attended), cache
@@ -175,8 +175,8 @@ _KEYS = {
     "scale_attn_by_inverse_layer_idx": "scale_attn_by_inverse_layer_idx",
     "pad_token_id": "pad_token_id",
 }
-# Source: transformers GPT2Config.attribute_map; a file's `hidden_act` or `layer_norm_eps` mean
-# nothing to it.
+# Source: transformers GPT2Config.attribute_map; a file's
+# `hidden_act` or `layer_norm_eps` mean nothing to it.
 _SHARED_NAMES = (
     "hidden_size",
     "num_hidden_layers",

@@ -69,8 +69,8 @@ class GPTNeoXConfig(ModelConfig):
     @property
     def rotated(self) -> int:
         """Dimensions n of each head that set the frequencies: floor(K rotary_pct)."""
-        # Rounded down, as in transformers; the frequencies are those of this number, though pairs
-        # rotate.
+        # Rounded down, as in transformers; the frequencies
+        # are those of this number, though pairs rotate.
         return int(self.head_dim * self.rotary_pct)
 
     @property
@@ -212,8 +212,8 @@ def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | rope
 
 
-# Names as on disk: transformers 5 calls the module `lm_head` but still reads and writes
-# `embed_out`.
+# Names as on disk: transformers 5 calls the module
+# `lm_head` but still reads and writes `embed_out`.
 GPT_NEOX = Family(
     config=GPTNeoXConfig,
     trunk=NeoXTrunk,

@@ -119,8 +119,8 @@ def _forward(
                 h, _gather_block(columns.get(kernel, c), h, vocab_axis), temperature, vocab_axis
             )
             softmax = _extend(softmax, z, columns.new(c))
-            # The id's column in this block; of an id that the block does not have, any column,
-            # which is not used.
+            # The id's column in this block; of an id that the
+            # block does not have, any column, which is not used.
             column = row_ids - columns.start(c)
             column_in_block = jnp.clip(column, 0, columns.size - 1)
             picked = jnp.take_along_axis(z, column_in_block[:, None], axis=1)[:, 0]
@@ -224,21 +224,21 @@ def token_kl(
     block = block or default_block()
     vocab = kernel.shape[1] if vocab is None else vocab
     columns = _vocab_blocks(vocab, block, vocab_axis=1)
-    # Models of two widths: the narrower one is filled up with zeros, which add nothing to a
-    # product.
+    # Models of two widths: the narrower one is filled
+    # up with zeros, which add nothing to a product.
     width = max(kernel.shape[0], ref_kernel.shape[0])
     kernels = (_pad_axis(kernel, width, axis=0), _pad_axis(ref_kernel, width, axis=0))
 
     def row_kl(rows: tuple[Array, Array]) -> Array:
-        # p and q go through one product and one sum, the rows of q below those of p: equal ones
-        # give exactly 0.
+        # p and q go through one product and one sum, the rows
+        # of q below those of p: equal ones give exactly 0.
         stacked_hidden = jnp.stack(rows)
 
         def step(sums: _Softmax, c: Array) -> tuple[_Softmax, None]:
             parts = jnp.stack([columns.get(kernel, c) for kernel in kernels])
             z = einsum_fp32("nrd,ndc->nrc", stacked_hidden, parts)
-            # Not z / temperature less ref_z / temperature: with a fused multiply-add that is not 0
-            # for equal ones.
+            # Not z / temperature less ref_z / temperature: with
+            # a fused multiply-add that is not 0 for equal ones.
             gap = jnp.concatenate([(z[0] - z[1]) / temperature, jnp.zeros_like(z[1])])
             return _extend(sums, z.reshape(gap.shape) / temperature, columns.new(c), gap), None
 

@@ -38,8 +38,8 @@ class Keys(nnx.Rngs):
 
 def _gelu(x: Array) -> Array:
     """Exact GELU, x / 2 (1 + erf(x / sqrt(2))). Source: torch.nn.functional.gelu."""
-    # jax.nn.gelu(approximate=False) goes through erfc, which takes more than twice as long on the
-    # CPU.
+    # jax.nn.gelu(approximate=False) goes through erfc,
+    # which takes more than twice as long on the CPU.
     return 0.5 * x * (1.0 + jax.lax.erf(x * 0.5**0.5))
 
 
@@ -58,8 +58,8 @@ def _laplace(x: Array) -> Array:
     return 0.5 * (1.0 + jax.lax.erf((x - 0.707107) / (0.282095 * 2.0**0.5)))
 
 
-# The names are transformers' (activations.py, ACT2CLS); several of them are spellings of one
-# function.
+# The names are transformers' (activations.py, ACT2CLS);
+# several of them are spellings of one function.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "gelu_python": _gelu,
@@ -113,8 +113,8 @@ class Linear(nnx.Module):
         self.shape = (inputs, outputs)
         draw = nnx.initializers.normal(config.initializer_range * init_scale)
         self.kernel = nnx.Param(draw(rngs.params(), (inputs, outputs)))
-        # A bias takes its turn in the stream of keys, though it starts at 0: models of old seeds
-        # stay as they were.
+        # A bias takes its turn in the stream of keys, though it
+        # starts at 0: models of old seeds stay as they were.
         self.bias = (
             nnx.Param(nnx.initializers.zeros(rngs.params(), (outputs,))) if use_bias else None
         )
@@ -136,8 +136,8 @@ class Linear(nnx.Module):
         has_some_inputs = has_part and self.axes == ROW_PARALLEL
         hidden_size = self.shape[self.axes.index(FSDP)]
 
-        # As one matrix: the gradient of the kernel then contracts one axis, not two, for which XLA
-        # would transpose.
+        # As one matrix: the gradient of the kernel then contracts
+        # one axis, not two, for which XLA would transpose.
         rows = inputs.reshape(-1, inputs.shape[-1])
         kernel_rows = partition.copy_to_devices(rows) if has_some_outputs else rows
         result = partition.product(kernel_rows, pick(kernel), self.axes, hidden_size)
@@ -146,8 +146,8 @@ class Linear(nnx.Module):
         if self.bias is not None:
             result += pick(self.bias[...])
 
-        # Adapters are whole on every device, which takes the part of A or B that fits its part of
-        # the kernel.
+        # Adapters are whole on every device, which takes the
+        # part of A or B that fits its part of the kernel.
         if hasattr(self, "lora_a"):
             lora_a = self.lora_a[...]
             lora_b = self.lora_b[...]
@@ -223,8 +223,8 @@ def embed(table: nnx.Embed, ids: Array, mode: str = "fill") -> Array:
     """
     # nnx.Embed would cast to the dtype of its construction, and take another row for ids outside.
     rows = table.embedding[...]
-    # By the shapes of its arrays a device tells what it has, so that programs are the same on one
-    # device.
+    # By the shapes of its arrays a device tells what it
+    # has, so that programs are the same on one device.
     in_shards = rows.shape[1] < table.features
     in_parts = rows.shape[0] < table.num_embeddings
     shape = ids.shape
@@ -233,8 +233,8 @@ def embed(table: nnx.Embed, ids: Array, mode: str = "fill") -> Array:
         in_table = (ids >= 0) & (ids < table.num_embeddings)
         ids -= jax.lax.axis_index(TENSOR) * rows.shape[0]
         in_part = (ids >= 0) & (ids < rows.shape[0])
-        # Ids of other devices' rows add 0 to the sum; ids that no device has are NaN, as on one
-        # device.
+        # Ids of other devices' rows add 0 to the sum; ids
+        # that no device has are NaN, as on one device.
         vectors = jnp.where(
             in_part[..., None], jnp.take(rows, jnp.where(in_part, ids, 0), axis=0), 0
         )
@@ -267,8 +267,8 @@ def project_qkv(
     def project(x_btd: Array, start: int, stop: int) -> list[Array]:
         """Compute those of the three from `start` to before `stop`."""
 
-        # Columns are picked from the kernel, not from the product: what is not wanted is not
-        # computed.
+        # Columns are picked from the kernel, not from the
+        # product: what is not wanted is not computed.
         def pick(outputs: Array) -> Array:
             unpacked = outputs.reshape(*outputs.shape[:-1], *shape)
             chosen = jax.lax.slice_in_dim(unpacked, start, stop, axis=axis - 3 + unpacked.ndim)
@@ -277,8 +277,8 @@ def project_qkv(
         sizes = list(shape)
         sizes[axis] = stop - start
         fused = saved_residual(linear(x_btd, pick)).reshape(*x_btd.shape[:2], *sizes)
-        # Split before they are transposed: the gradient joins three parts once, instead of padding
-        # each to all three.
+        # Split before they are transposed: the gradient joins
+        # three parts once, instead of padding each to all three.
         parts = jax.lax.split(fused, [1] * (stop - start), axis + 2)
         return [part.squeeze(axis + 2).transpose(0, 2, 1, 3) for part in parts]
 
@@ -323,8 +323,8 @@ def pre_norm_layer(
     Returns:
         [B, T or R, D], and the cache of this layer.
     """
-    # Attention needs every token, for its keys and values; from here on only those that are read go
-    # on.
+    # Attention needs every token, for its keys and
+    # values; from here on only those that are read go on.
     attended, cache = attention(attention_norm(x_btd), context)
     x_btd = select_tokens(x_btd, context.read, axis=1)
     if parallel:

@@ -42,8 +42,8 @@ class LlamaAttention(nnx.Module):
         size = config.hidden_size
         query_size = self.num_heads * config.head_dim
         kv_size = self.num_kv_heads * config.head_dim
-        # Qwen2 has biases of queries, keys and values and none of the output, without a setting for
-        # it.
+        # Qwen2 has biases of queries, keys and values and
+        # none of the output, without a setting for it.
         qkv_bias = config.attention_bias or config.kind.qkv_bias
         self.q_proj = Linear(config, size, query_size, use_bias=qkv_bias, rngs=rngs)
         self.k_proj = Linear(config, size, kv_size, use_bias=qkv_bias, rngs=rngs)
@@ -141,8 +141,8 @@ class LlamaTrunk(nnx.Module):
         return hidden, self.config.rope.angles(positions, self.config.head_dim, hidden.dtype)
 
 
-# One list for the names and for how devices split the layers: a layer that is forgotten has no name
-# either.
+# One list for the names and for how devices split the
+# layers: a layer that is forgotten has no name either.
 _COLUMN_PARALLEL = (
     "self_attn/q_proj",
     "self_attn/k_proj",

@@ -298,8 +298,8 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     for name in ("model_type", "num_key_value_heads", "head_dim", *kind.flags):
         raw[name] = getattr(config, name)
     layers = range(config.num_hidden_layers)
-    # Layer by layer, not by the shorter keys, which could not say everything that a configuration
-    # can.
+    # Layer by layer, not by the shorter keys, which
+    # could not say everything that a configuration can.
     if kind.layers_slide:
         layer_types = [SLIDING if i in config.window_layers else FULL for i in layers]
         raw["use_sliding_window"] = SLIDING in layer_types

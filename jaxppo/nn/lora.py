@@ -190,8 +190,8 @@ def merge_attached(params: Params, dtype: str | None = None, path: str = "") -> 
             )
         return result
     kernel = params["kernel"]
-    # A has the inputs of W and B its outputs, whole on every device: take the part that fits this
-    # device's W.
+    # A has the inputs of W and B its outputs, whole on
+    # every device: take the part that fits this device's W.
     factors = [params["lora_a"], params["lora_b"]]
     for axis, mesh_axis in enumerate(partition.axes_of(f"{path}/kernel")):
         if factors[axis].shape[axis] != kernel.shape[axis]:

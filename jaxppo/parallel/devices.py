@@ -227,8 +227,8 @@ class DataParallel:
                 donated = in_specs[donate[0]]
                 specs = (donated, *specs[1:]) if isinstance(out_axes, tuple) else donated
             with partition.tracing(self._undivided(args)):
-                # Programs sum their gradients over devices by themselves; checked, shard_map would sum
-                # them once more.
+                # Programs sum their gradients over devices by themselves;
+                # checked, shard_map would sum them once more.
                 mapped = jax.shard_map(
                     program,
                     mesh=self.mesh,

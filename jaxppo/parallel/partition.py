@@ -99,8 +99,8 @@ def whole(tree: Any, size: int, dtype: Any = None) -> Any:
     """
 
     def gather(keys: Any, x: jax.Array) -> jax.Array:
-        # By the shape, not by a flag: the same program runs where nothing is split, and XLA sees no
-        # gather there.
+        # By the shape, not by a flag: the same program runs
+        # where nothing is split, and XLA sees no gather there.
         axes = axes_of(path_of(keys))
         result_dtype = jnp.dtype(x.dtype if dtype is None else dtype)
         if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
@@ -176,8 +176,8 @@ def product(
         return jnp.matmul(rows, kernel, preferred_element_type=dtype)
     if axes == ROW_PARALLEL:
         return to_rows(jnp.matmul(gather_rows(rows), kernel, preferred_element_type=dtype))
-    # Each device multiplies everyone's rows by its rows of the kernel: shares of all results, which
-    # are summed.
+    # Each device multiplies everyone's rows by its rows of
+    # the kernel: shares of all results, which are summed.
     share = jnp.matmul(to_columns(rows), kernel, preferred_element_type=jnp.float32)
     summed = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
     result_dtype = jnp.result_type(rows, kernel) if dtype is None else dtype
@@ -228,8 +228,8 @@ def copy_to_devices(x: jax.Array) -> jax.Array:
     return x
 
 
-# Forward nothing, backward a sum: the other half of the pair is `sum_over_devices`. Megatron-LM
-# calls them f and g.
+# Forward nothing, backward a sum: the other half of the pair
+# is `sum_over_devices`. Megatron-LM calls them f and g.
 copy_to_devices.defvjp(lambda x: (x, None), lambda _, grad: (jax.lax.psum(grad, TENSOR),))
 
 
@@ -239,8 +239,8 @@ def sum_over_devices(share: jax.Array) -> jax.Array:
     return jax.lax.psum(share, TENSOR)
 
 
-# The gradient of the sum is the same on all devices already. JAX's own rule for psum would sum it
-# once more.
+# The gradient of the sum is the same on all devices
+# already. JAX's own rule for psum would sum it once more.
 sum_over_devices.defvjp(lambda share: (sum_over_devices(share), None), lambda _, grad: (grad,))
 
 
@@ -347,8 +347,8 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
 
 def largest(x: jax.Array) -> jax.Array:
     """Return the largest integer among the devices that gather shards together, so that all take one branch."""
-    # A device that took another branch would not take part in its gathers, and the others would
-    # wait for it.
+    # A device that took another branch would not take part
+    # in its gathers, and the others would wait for it.
     if FSDP in jax.sharding.get_abstract_mesh().axis_names:
         return jax.lax.pmax(x, FSDP)
     return x
@@ -364,8 +364,8 @@ def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
     if not isinstance(axes, tuple):
         return optax.tree.norm(tree)
     sizes = mesh_sizes()
-    # Leaves that are split over the same axes share one sum over devices; what is whole everywhere
-    # needs none.
+    # Leaves that are split over the same axes share one sum
+    # over devices; what is whole everywhere needs none.
     leaves_by_axes: dict[tuple[str, ...], list[jax.Array]] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         path = path_of(keys)

@@ -120,8 +120,8 @@ def compile_only() -> None:
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # several processes at once
     # That asks cuDNN and the driver for their versions
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    # What libtpu asks the machine it is on, and prints errors without; a topology says something
-    # else then.
+    # What libtpu asks the machine it is on, and prints
+    # errors without; a topology says something else then.
     of_machine = {
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
         "TPU_WORKER_HOSTNAMES": "localhost",

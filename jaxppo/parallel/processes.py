@@ -138,8 +138,8 @@ def gather(value: T) -> list[T]:
     """
     if is_alone():
         return [value]
-    # `process_allgather` takes arrays of one shape: the sizes first, then all texts padded to the
-    # longest.
+    # `process_allgather` takes arrays of one shape: the
+    # sizes first, then all texts padded to the longest.
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.int64(data.size))).ravel()
     padded = np.zeros(int(sizes.max()), np.uint8)
@@ -226,8 +226,8 @@ def on_first(function: Callable[[], T]) -> T:
         JaxppoError: as the function does, everywhere.
         OSError: as the function does, everywhere.
     """
-    # An error is an answer, too: if only the first process raised it, the others would wait for it
-    # in `gather`.
+    # An error is an answer, too: if only the first process
+    # raised it, the others would wait for it in `gather`.
     answer: Any = None
     if is_first():
         try:

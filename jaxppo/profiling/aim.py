@@ -59,8 +59,8 @@ def as_json(target: Target, measured: Measured, memory_bytes: int, dtype: str) -
     rooflines = []
     programs = {}
     for name, stage in measured.stages.items():
-        # What the budget by arithmetic says of the same memory; evaluations and steps on fixed rows
-        # have none here.
+        # What the budget by arithmetic says of the same memory;
+        # evaluations and steps on fixed rows have none here.
         budget_bytes = plan.budget.get(name)
         roofline = estimate(stage.counted, target, mesh_sizes, dtype)
         rooflines.append(roofline)
@@ -144,8 +144,8 @@ def _verdict(
     if measured.fits(memory_bytes):
         return f"it fits: {fullest} takes most, {amount}"
     refusal = f"it does not fit: {fullest} takes {amount}"
-    # The cheapest help comes first: JAX leaves a quarter of a GPU to others unless a variable says
-    # otherwise.
+    # The cheapest help comes first: JAX leaves a quarter
+    # of a GPU to others unless a variable says otherwise.
     target = targets.find(config.run.target)
     largest_share = int(target.chip.memory_bytes * MOST_OF_GPU)
     if target.platform == "gpu" and largest_share > memory_bytes and measured.fits(largest_share):

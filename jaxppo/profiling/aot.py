@@ -195,8 +195,8 @@ def compile_program(program: Program, trips: int) -> Compiled:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        # Such a compiler names the memory that it would have needed; that is the answer to the
-        # question.
+        # Such a compiler names the memory that it would
+        # have needed; that is the answer to the question.
         arguments = shard_bytes(program.arguments)
         temporaries = needed_bytes(str(error), arguments)
         results = 0

@@ -9,9 +9,9 @@ from jaxppo.data import SEQUENCE_BUCKET
 WARM_UP = 2
 """Updates of a process that compile in any case; the programs of later ones should be there."""
 
-# Names of events of jax.monitoring, the same in jax 0.10 and 0.11. The first one comes with its
-# seconds, also where a program was only read from the persistent cache, of which the second one
-# tells.
+# Names of events of jax.monitoring, the same in jax 0.10 and 0.11.
+# The first one comes with its seconds, also where a program was only
+# read from the persistent cache, of which the second one tells.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _READ = "/jax/compilation_cache/cache_hits"
 

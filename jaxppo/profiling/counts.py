@@ -70,8 +70,8 @@ def of_program(traced: jex.ClosedJaxpr, trips: int = 1) -> Count:
         traced: a program, for instance `jax.jit(f).trace(*shapes).jaxpr`.
         trips: rounds of loops that say when they are done and not how often they go round; decoding is one.
     """
-    # A trace holds operations whose results nobody reads; compilers drop them, so they are not
-    # counted.
+    # A trace holds operations whose results nobody reads;
+    # compilers drop them, so they are not counted.
     live_jaxpr, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
     return _Counter(trips).body(live_jaxpr)
 

@@ -119,8 +119,8 @@ def _in_parts(
         except ConfigError as error:  # a combination that this run cannot have
             tell(f"{prefix}{error}")
             return None
-        # No number of parts helps where the weights alone are too many, and compiling takes
-        # minutes.
+        # No number of parts helps where the weights alone
+        # are too many, and compiling takes minutes.
         if plan.held_bytes >= memory_bytes:
             tell(f"{prefix}what is held throughout alone takes {plan.held_bytes / GIB:,.2f} GiB")
             return None

@@ -25,8 +25,8 @@ class Products(NamedTuple):
     """What a token is multiplied with on its way through one model."""
 
     trunk: int  # weights of the linear layers
-    # Of those, weights of the last layer but for keys and values: only tokens that are read need
-    # them
+    # Of those, weights of the last layer but for keys
+    # and values: only tokens that are read need them
     last: int
     adapter: int  # weights of adapters on them; 0: the trunk itself is trained
     head: int  # weights of the language model head

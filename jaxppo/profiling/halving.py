@@ -52,8 +52,8 @@ class Halving:
             try:
                 result = compute()
             except Exception as error:
-                # Several processes must run the same program; one that halved alone would leave the
-                # others waiting.
+                # Several processes must run the same program; one
+                # that halved alone would leave the others waiting.
                 if not (is_out_of_memory(error) and processes.is_alone() and is_repeatable()):
                     raise
                 if planned_rows is None:
@@ -61,8 +61,8 @@ class Halving:
                 if not self._halve(rows):
                     raise
             else:
-                # One warning for all halvings of a call, once it is clear which number of rows
-                # works.
+                # One warning for all halvings of a call, once
+                # it is clear which number of rows works.
                 if planned_rows is not None:
                     activity.warn(
                         f"{self.stage}: no memory for {planned_rows} rows at once, so it goes on with {rows()}"

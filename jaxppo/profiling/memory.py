@@ -418,8 +418,8 @@ def _learning_stage(
     total = gradients if parts > 1 else 0  # of micro-batches before
     if platform.current().name != "cpu":
         if not shapes.is_split:
-            # No compiler makes float32 of a gradient before it is added to a sum or goes into the
-            # optimizer.
+            # No compiler makes float32 of a gradient before
+            # it is added to a sum or goes into the optimizer.
             gradients = gradients * sizes.itemsize(models[0]) // sizes.FP32
         if models[0].accelerated:
             layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]

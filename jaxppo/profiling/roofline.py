@@ -50,9 +50,9 @@ def _network_seconds(sent: Sent, target: Target, sizes: Mapping[str, int]) -> fl
         devices = math.prod(sizes[axis] for axis in axes)
         rounds = 2 if kind == "all-reduce" else 1
         share = rounds * (devices - 1) / devices
-        # A host's devices are neighbours in the mesh, where a group along an outer axis reaches over
-        # all that is within it. A ring is as fast as its slowest link, so one step between hosts is
-        # enough for the network's speed.
+        # A host's devices are neighbours in the mesh, where a group along an outer
+        # axis reaches over all that is within it. A ring is as fast as its slowest
+        # link, so one step between hosts is enough for the network's speed.
         outermost = min(names.index(axis) for axis in axes)
         reach = math.prod(sizes[name] for name in names[outermost:])
         speed = target.chip.network if reach > target.per_host else target.chip.links

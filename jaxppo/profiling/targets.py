@@ -23,9 +23,9 @@ class Peak(NamedTuple):
 
 
 PEAKS = (
-    # NVIDIA's data sheets of B200, H100, H200, A100, L4, V100 and T4, and the white paper of the
-    # Ada architecture (RTX 4090, with float32 accumulation); where a sheet gives numbers with
-    # sparsity, half of them.
+    # NVIDIA's data sheets of B200, H100, H200, A100, L4, V100 and T4, and
+    # the white paper of the Ada architecture (RTX 4090, with float32
+    # accumulation); where a sheet gives numbers with sparsity, half of them.
     Peak(r"\bB200\b", 2250.0, 75.0),
     Peak(r"\bH100 PCIe", 756.5, 51.0),
     Peak(r"\bH[12]00 NVL", 835.5, 60.0),
@@ -167,9 +167,9 @@ _H200 = _H100._replace(name="NVIDIA H200")
 _B200 = _Card("NVIDIA B200", (10, 0), 148, 128, 1.965, 132_644_864, 233_472, 232_448)
 
 CHIPS = {
-    # https://cloud.google.com/tpu/docs/v5e, /v5p, /v6e: HBM bandwidth, and half of the
-    # bidirectional inter-chip bandwidth per chip. Memory: what libtpu says is there when a program
-    # does not fit.
+    # https://cloud.google.com/tpu/docs/v5e, /v5p, /v6e: HBM bandwidth,
+    # and half of the bidirectional inter-chip bandwidth per chip.
+    # Memory: what libtpu says is there when a program does not fit.
     "v5e": _tpu("TPU v5 lite", 15.75, 819, 200),
     "v5p": _tpu("TPU v5", 95.74, 2765, 600),
     "v6e": _tpu("TPU v6 lite", 31.25, 1640, 400),
@@ -229,7 +229,7 @@ def _target(name: str, chip: str, topology: str) -> Target:
         if len(sizes) != 2:
             raise ConfigError(f"target: expected gpu:{chip}:HOSTSxDEVICES, got {name!r}")
         return Target(name, CHIPS[chip], f"1x{topology}", devices, sizes[1])
-    # libtpu takes a host to have 2 x 2 chips, and a smaller slice to be a mistake unless it is
-    # told.
+    # libtpu takes a host to have 2 x 2 chips, and a
+    # smaller slice to be a mistake unless it is told.
     alone = (("chips_per_host_bounds", (1, 1, 1)),) if devices == 1 else ()
     return Target(name, CHIPS[chip], f"{chip}:{topology}", devices, min(4, devices), alone)

@@ -158,8 +158,8 @@ def _lines(trace: dict[str, Any]) -> list[list[dict[str, Any]]]:
     events = trace["traceEvents"]
     device_pids: set[int] = set()
     op_lines: set[tuple[int, int]] = set()
-    # In Chrome's format, events of phase "M" name processes and threads, and those of phase "X"
-    # last a while.
+    # In Chrome's format, events of phase "M" name processes
+    # and threads, and those of phase "X" last a while.
     for event in events:
         if event.get("ph") != "M":
             continue

@@ -73,8 +73,8 @@ class Scale(NamedTuple):
             if is_gap:
                 continue
             corners = self.points(*zip(*stretch, strict=True))
-            # A line from a point to itself is a dot, as its ends are round; a single corner is
-            # nothing.
+            # A line from a point to itself is a dot, as its
+            # ends are round; a single corner is nothing.
             lines.append(corners if " " in corners else f"{corners} {corners}")
         return lines
 
@@ -168,8 +168,8 @@ def moving_mean(values: Sequence[float | None]) -> list[float | None]:
             means.append(None)
             continue
         total = decay * total + (1.0 - decay) * value
-        # The weights so far add up to less than 1; without this the first means would be drawn to
-        # 0.
+        # The weights so far add up to less than 1; without
+        # this the first means would be drawn to 0.
         weight = decay * weight + (1.0 - decay)
         means.append(total / weight)
     return means

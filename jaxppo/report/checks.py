@@ -24,8 +24,8 @@ class Concern(NamedTuple):
 
 def concerns(run: Run) -> list[Concern]:
     """Return all that looks wrong in a run, what matters most first; empty where nothing does, or nothing is known."""
-    # First what broke single updates, then the result itself; the course of a metric may only
-    # explain these.
+    # First what broke single updates, then the result
+    # itself; the course of a metric may only explain these.
     alarms = []
     courses = []
     for name in run.metric_names:

@@ -69,8 +69,8 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
     for group in _groups(runs):
         members = [runs[i] for i in group]
         lines.append(Line(_group_label(group, labels), members))
-    # A batch is not the same work everywhere: over updates, runs with larger ones would look
-    # better.
+    # A batch is not the same work everywhere: over
+    # updates, runs with larger ones would look better.
     batch_sizes = {(run.unit, run.settings.get("batch_size")) for run in runs}
     records = chain.from_iterable(run.records for run in runs)
     has_episodes = all(record.get("episode") is not None for record in records)

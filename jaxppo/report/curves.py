@@ -109,8 +109,8 @@ def arrange_curves(lines: Sequence[Line], x: str = "step") -> Curves:
     for panel in panels(chain.from_iterable(line.runs for line in lines)):
         curves = _curves(panel, lines, x)
         values = set(drop_missing(chain.from_iterable(curve.ys for curve in curves)))
-        # A flat line says nothing that a number does not. An essential chart is kept: readers look
-        # for it.
+        # A flat line says nothing that a number does not.
+        # An essential chart is kept: readers look for it.
         has_course = any(len(curve.ys) > 1 for curve in curves)
         if len(values) == 1 and has_course and not panel.rank:
             constants.append((panel.title, values.pop()))
@@ -134,8 +134,8 @@ def _figure(
     lines: Sequence[Line],
     x: str,
 ) -> Figure:
-    # Settings may ask for something else than the usual range: it is shown where all runs have the
-    # same one.
+    # Settings may ask for something else than the usual
+    # range: it is shown where all runs have the same one.
     runs = chain.from_iterable(line.runs for line in lines)
     bands = {run.band(panel.names[0]) for run in runs}
     band = bands.pop() if len(bands) == 1 else None
@@ -196,8 +196,8 @@ def _curve(runs: Sequence[Run], name: str, x: str) -> Curve:
     if len(runs) == 1:
         points = runs[0].curve(name, x)
         return Curve([place for place, _ in points], [value for _, value in points])
-    # Seeds stop at different updates, and some log a metric more rarely: each x has the values of
-    # those that are there.
+    # Seeds stop at different updates, and some log a metric more
+    # rarely: each x has the values of those that are there.
     values_by_x: dict[float, list[float]] = {}
     for place, value in chain.from_iterable(run.curve(name, x) for run in runs):
         if value is not None:

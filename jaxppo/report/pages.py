@@ -48,10 +48,10 @@ def clean_lines(text: str, limit: int = _MAX_CHARACTERS) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    # Everything that a template prints goes through `finalize` and is then escaped, with no filter
-    # that somebody could forget: completions, file names and names of metrics are all text of
-    # others. What is HTML says `safe`, and that is the style sheet, the script, and lists of
-    # numbers.
+    # Everything that a template prints goes through `finalize` and is then
+    # escaped, with no filter that somebody could forget: completions, file
+    # names and names of metrics are all text of others. What is HTML says
+    # `safe`, and that is the style sheet, the script, and lists of numbers.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("jaxppo.report"),
         autoescape=True,
@@ -71,8 +71,8 @@ def _environment() -> jinja2.Environment:
         "sha256": _sha256,
         "short": short,
     }
-    # JSON has no NaN, and one in the data would stop the page's script: better no page than one
-    # that looks fine.
+    # JSON has no NaN, and one in the data would stop the
+    # page's script: better no page than one that looks fine.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment
 

@@ -199,8 +199,8 @@ def _bar(result: Mapping[str, Any]) -> tuple[float, float, float, str]:
         text = f"{value:.2f}"
     if low is None:  # of a single row there is no interval
         return value, 0.0, 0.0, text
-    # Rounding may put a rate of 0 or 1 outside of its interval, and matplotlib refuses a negative
-    # length.
+    # Rounding may put a rate of 0 or 1 outside of its
+    # interval, and matplotlib refuses a negative length.
     return value, max(value - low, 0.0), max(high - value, 0.0), text
 
 

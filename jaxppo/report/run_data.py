@@ -158,8 +158,8 @@ class Run:
         metric = find(name)
         if metric is None or metric.band is None:
             return None
-        # Where an update is a single step on fresh samples, the policy is still the one that
-        # sampled: no KL is fine.
+        # Where an update is a single step on fresh samples, the
+        # policy is still the one that sampled: no KL is fine.
         steps = [self.settings.get(setting) for setting in ("num_ppo_epochs", "num_mini_batches")]
         is_on_policy = steps == [1, 1] and not self.settings.get("async_rollouts")
         if name == "policy/approxkl_avg" and is_on_policy:

@@ -109,8 +109,8 @@ def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
 def _content(run: Run, samples: Samples) -> dict[str, Any]:
     moments = (("before", run.results_before), ("after", run.results_after))
     models = [(moment, results) for moment, results in moments if results]
-    # Only results of plans have charts of their own; those of early versions lack measures that
-    # these need.
+    # Only results of plans have charts of their own; those
+    # of early versions lack measures that these need.
     cells = list(chain.from_iterable(results.values() for _, results in models))
     are_plans = bool(cells) and all(cell.keys() >= _PLAN_MEASURES for cell in cells)
     return {
@@ -174,8 +174,8 @@ def _before_and_after(run: Run, split: str, measure: str) -> tuple[str, list[Any
     if not evaluations:
         return "before training", [before_training]
     step, latest = evaluations[-1]
-    # Records have the number alone: next to a result with an interval it is of the same kind,
-    # without one.
+    # Records have the number alone: next to a result with
+    # an interval it is of the same kind, without one.
     if measure in RATES:
         latest = {"rate": latest, "low": None, "high": None}
     elif measure == "reward":
@@ -253,8 +253,8 @@ def _times(run: Run) -> BarChart | None:
     for name in (*_STAGES, "time/overlap_s"):
         if name in run.metric_names:
             seconds[name] = [number(record.get(name)) or 0.0 for record in run.records]
-    # What of the reward's time is waited for, or runs beside another batch's work, is drawn as
-    # that, and not twice.
+    # What of the reward's time is waited for, or runs beside
+    # another batch's work, is drawn as that, and not twice.
     for name in ("time/reward_wait_s", "time/overlap_s"):
         if "time/reward_s" in seconds and name in seconds:
             pairs = zip(seconds["time/reward_s"], seconds[name], strict=True)

@@ -51,8 +51,8 @@ def read_samples(path: Path) -> Samples:
         if not isinstance(step, int):
             continue
         records_by_step[step].append(record)
-        # `plan.describe` begins a verdict with why the plan is not valid; verdicts of other rewards
-        # are not counted.
+        # `plan.describe` begins a verdict with why the plan is
+        # not valid; verdicts of other rewards are not counted.
         reason = str(record.get("verdict")).split(":")[0].split(" at step")[0]
         if reason in _OUTCOMES:
             outcomes[step][_OUTCOMES[reason]] += 1
@@ -84,8 +84,8 @@ def _updates(records_by_step: Mapping[int, Sequence[dict[str, Any]]]) -> list[di
         records = records_by_step[step]
         ranks = [-num_updates[str(record.get("id", ""))] for record in records]
         ranked = sorted(range(len(ranks)), key=ranks.__getitem__)
-        # Each update has an equal part of the page, so that long texts of early ones leave room for
-        # the last.
+        # Each update has an equal part of the page, so that
+        # long texts of early ones leave room for the last.
         budget = _MAX_TOTAL_CHARACTERS // len(steps)
         samples: list[dict[str, Any]] = []
         for index in sorted(ranked[:_MAX_PER_UPDATE]):

@@ -131,8 +131,8 @@ class PlanJudge:
         return [outcomes[case] for case in cases], len(cases) - len(new_cases)
 
     def _may_keep(self, outcome: PlanOutcome) -> bool:
-        # Where VAL gave no verdict, it may do so the next time; the limits of the built-in
-        # validator do not change.
+        # Where VAL gave no verdict, it may do so the next time;
+        # the limits of the built-in validator do not change.
         return (
             self._scoring.validator == "builtin" or outcome.verdict.error not in VALIDATOR_FAILURES
         )

@@ -128,8 +128,8 @@ class ModelReward:
         if self._append_eos:
             rows = [self._with_end(row) for row in rows]
         self._check(rows)
-        # Of a row that is too long, the prompt loses its beginning: the score is read at the end of
-        # the completion.
+        # Of a row that is too long, the prompt loses its beginning:
+        # the score is read at the end of the completion.
         num_truncated = 0
         if self._max_length is not None:
             num_truncated = sum(len(row) > self._max_length for row in rows)

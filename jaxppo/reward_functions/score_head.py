@@ -61,8 +61,8 @@ class RowScorer:
         self._batch_size = batch_size
         self._max_length = max_length
         self._halving = Halving("scores of a reward model")
-        # A wide model takes a CPU so long that columns and rows of padding cost more than compiling
-        # for more sizes.
+        # A wide model takes a CPU so long that columns and rows
+        # of padding cost more than compiling for more sizes.
         self._is_costly = model.wide and platform.current().name == "cpu"
 
         def score_in_chunks(params: Params, input_ids: Array, lengths: Array) -> Array:

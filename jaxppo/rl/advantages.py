@@ -148,8 +148,8 @@ def gae(
     """
     rewards = jnp.where(mask, rewards, 0.0)
     values = jnp.where(mask, values, 0.0)
-    # The state after the last token is worth 0: a completion that was cut is treated as one that
-    # has ended, as in TRL.
+    # The state after the last token is worth 0: a completion
+    # that was cut is treated as one that has ended, as in TRL.
     next_values = jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
     deltas = rewards + gamma * next_values - values
 
@@ -157,8 +157,8 @@ def gae(
         advantage = delta + gamma * lam * advantage
         return advantage, advantage
 
-    # From the last token to the first, all rows at once: the scan goes over columns, so rows are
-    # its second axis.
+    # From the last token to the first, all rows at once: the
+    # scan goes over columns, so rows are its second axis.
     _, advantages = jax.lax.scan(backwards, jnp.zeros_like(deltas[:, 0]), deltas.T, reverse=True)
     return advantages.T, jnp.where(mask, advantages.T + values, 0.0)
 

@@ -151,9 +151,9 @@ class OneStepAhead:
         self._curriculum = curriculum
         self._num_updates = num_updates
         self._beside_rewards = beside_rewards
-        # Batch k + 1 is sampled by the policy before update k: one step off-policy, whichever of
-        # the two ends first. One thread for the whole run: to start one while the devices of a CPU
-        # are busy takes 10 ms.
+        # Batch k + 1 is sampled by the policy before update k: one step
+        # off-policy, whichever of the two ends first. One thread for the whole
+        # run: to start one while the devices of a CPU are busy takes 10 ms.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling")
 
     def next_batch(self, state: TrainState, host: HostState, step: int) -> Batch:

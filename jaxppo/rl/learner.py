@@ -98,8 +98,8 @@ class Learner:
             row_axes=(None, 0, 0, 0, 0),
             out_axes=(None, 0, None),
         )
-        # The memory of the state is donated: new parameters and moments are written over the old
-        # ones.
+        # The memory of the state is donated: new parameters
+        # and moments are written over the old ones.
         self.update_program = parallel.map(
             partial(
                 self._update_on_device,
@@ -310,8 +310,8 @@ class Learner:
         sampling = self.config.sampling
         num_rows = prompts.prompt_ids.shape[0] * self.config.rl.group_size
         key = ops.purpose_key(seed, ops.Purpose.ROLLOUT, step)
-        # Drawn for the whole batch, so that a row has the same numbers on any device and in any
-        # part.
+        # Drawn for the whole batch, so that a row has
+        # the same numbers on any device and in any part.
         uniforms = self._uniforms(key, num_rows, sampling.response_length)
         lengths = jnp.full((num_rows,), sampling.response_length, jnp.int32)
         if sampling.output_min_length is not None:
@@ -372,8 +372,8 @@ class Learner:
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
         """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
-        # The host waits for the sampler here: the length of the longest row is a shape of the
-        # programs that follow.
+        # The host waits for the sampler here: the length of the
+        # longest row is a shape of the programs that follow.
         completion_lengths = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
         num_rows = len(completion_lengths)
         num_prompts = len(prompts.prompt_ids)
@@ -468,8 +468,8 @@ class Learner:
         A score of None or NaN says that a completion has none; it is left out of what is learned.
         """
         values = np.asarray(scores, np.float32)  # None becomes NaN
-        # An infinite score would make every advantage of its group NaN, and be found only in the
-        # gradient.
+        # An infinite score would make every advantage of
+        # its group NaN, and be found only in the gradient.
         if values.shape != (self.config.batch_size,):
             raise DataError(
                 f"scores: expected {self.config.batch_size} numbers, got the shape {values.shape}"
@@ -485,8 +485,8 @@ class Learner:
 
     def update(self, state: TrainState, batch: Trajectories, step: int) -> tuple[TrainState, Stats]:
         """Learn in all epochs and mini-batches of one update; the memory of `state` is taken over."""
-        # By the number of the update: a resumed run draws the mini-batches that the interrupted one
-        # would have drawn.
+        # By the number of the update: a resumed run draws the
+        # mini-batches that the interrupted one would have drawn.
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None)  # frozen weights are no part of what is donated
         compiled_for = self._learning.divisor
@@ -495,8 +495,8 @@ class Learner:
             nonlocal compiled_for
             if self._learning.divisor != compiled_for:
                 compiled_for = self._learning.divisor
-                # A new function: jax.jit would take the trace of the old one, which has the old
-                # number of parts.
+                # A new function: jax.jit would take the trace of
+                # the old one, which has the old number of parts.
                 self.mini_batches_program = jax.jit(lambda *args: self._cut_mini_batches(*args))
             return self.update_program(trained, state.frozen, self.mini_batches_program(batch, key))
 
@@ -518,14 +518,14 @@ class Learner:
         length = batch.sequences.input_ids.shape[1]
         parts = self.micro_batches(length)
         if parts > 1 and len(padding.cut_lengths(length, self._length_gaps)) > 1:
-            # Rows of similar length share a micro-batch, so that it can be cut; sums over them stay
-            # the same.
+            # Rows of similar length share a micro-batch, so
+            # that it can be cut; sums over them stay the same.
             by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         # All epochs at once, as copies of the rows: [S, b, ...].
         mini_batches: Any = jax.tree.map(lambda x: x[rows], batch)
-        # Weights know the whole mini-batch, so that sums over micro-batches and devices are its
-        # means.
+        # Weights know the whole mini-batch, so that sums
+        # over micro-batches and devices are its means.
         weights = losses.loss_weights(
             mini_batches, rl.ratio_level, rl.mean_of_losses, self.config.sampling.response_length
         )

@@ -127,8 +127,8 @@ def policy_loss(
         stats_weights = weights
     if cliprange_high is None:
         cliprange_high = cliprange
-    # Entries that do not count get a ratio of 1: exp of what they hold could be infinite, and its
-    # gradient NaN.
+    # Entries that do not count get a ratio of 1: exp of what
+    # they hold could be infinite, and its gradient NaN.
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
     unclipped = -advantages * (ratio if delta is None else jnp.minimum(ratio, delta))
     clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + cliprange_high)
@@ -160,8 +160,8 @@ def capped_policy_loss(
     Source: MiniMax 2025 (M1), eq. 4; TRL `loss_type="cispo"`.
     """
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
-    # The gradient goes through log pi alone, also above the cap, so that no token is left out as by
-    # a clip.
+    # The gradient goes through log pi alone, also above
+    # the cap, so that no token is left out as by a clip.
     capped = jax.lax.stop_gradient(jnp.minimum(ratio, max_ratio))
     is_capped = (ratio > max_ratio) & (advantages > 0)
     return PolicyLoss(
@@ -203,12 +203,12 @@ def loss_weights(
     elif loss_type == "bnpo":
         policy = tokens
     elif loss_type == "dr_grpo":
-        # A constant divisor: the length of a completion has no influence on the weight of its
-        # tokens.
+        # A constant divisor: the length of a completion
+        # has no influence on the weight of its tokens.
         policy = mask / jnp.float32(num_rows * response_length)
     else:
-        # By the tokens of all mini-batches of the update together, so that one with few tokens does
-        # not weigh more.
+        # By the tokens of all mini-batches of the update together,
+        # so that one with few tokens does not weigh more.
         policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
     if level == "token":
         ratios = tokens
@@ -235,8 +235,8 @@ def value_loss(
 
     Source: OpenAI baselines `ppo2`; TRL `PPOTrainer`.
     """
-    # The larger of both errors, as in the policy's loss: to move away from the old value never pays
-    # beyond the range.
+    # The larger of both errors, as in the policy's loss: to
+    # move away from the old value never pays beyond the range.
     clipped_values = jnp.clip(values, old_values - cliprange_value, old_values + cliprange_value)
     unclipped = (values - returns) ** 2
     clipped = (clipped_values - returns) ** 2

@@ -115,8 +115,8 @@ def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: i
     """
     joined_ids = jnp.concatenate([prompt_ids, completion_ids], axis=1)
     shift = prompt_ids.shape[1] - prompt_lengths(prompt_mask)
-    # Column t of the result is column t + shift of prompt and completion side by side: the left
-    # padding drops out.
+    # Column t of the result is column t + shift of prompt and
+    # completion side by side: the left padding drops out.
     columns = jnp.arange(length)[None, :] + shift[:, None]
     packed = jnp.take_along_axis(joined_ids, jnp.minimum(columns, joined_ids.shape[1] - 1), axis=1)
     return jnp.where(columns < joined_ids.shape[1], packed, 0)
@@ -162,7 +162,7 @@ def row_uniforms(key: Array, num_rows: int, length: int) -> Array:
     Returns:
         [num_rows, length] fp32.
     """
-    # A key for each row by its number in the whole batch: one draw of [num_rows, length] would
-    # depend on num_rows.
+    # A key for each row by its number in the whole batch: one
+    # draw of [num_rows, length] would depend on num_rows.
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows))
     return jax.vmap(lambda row_key: jax.random.uniform(row_key, (length,)))(keys)

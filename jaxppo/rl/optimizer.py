@@ -253,8 +253,8 @@ def apply_gradients(
     """
     if norm is None:
         norm = optax.tree.norm(grads)
-    # The rate is applied here and not by optax, as policy and value model have rates of their own
-    # on one norm.
+    # The rate is applied here and not by optax, as policy
+    # and value model have rates of their own on one norm.
     directions: Any
     optimizer = optax.with_extra_args_support(optimizer)
     directions, opt_state = optimizer.update(

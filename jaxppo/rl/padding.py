@@ -30,8 +30,8 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
         full: T, columns of the batch.
         length_gaps: from `data.length_gaps`.
     """
-    # A quartile of the prompts gives a length that a quarter of the parts will fit, whatever the
-    # completions do.
+    # A quartile of the prompts gives a length that a quarter
+    # of the parts will fit, whatever the completions do.
     shorter = {bucket(max(full - gap, 1), SEQUENCE_BUCKET) for gap in length_gaps}
     return [*sorted(length for length in shorter if length <= WORTH_CUTTING * full), full]
 
@@ -52,8 +52,8 @@ def has_one_length(
     compiles_slowly = any(model.wide and not model.scans_layers for model in models)
     if not compiles_slowly or not length_gaps:
         return False
-    # The longest quarter of the rows is hardly cut, so that its rows must be about as long as the
-    # longest.
+    # The longest quarter of the rows is hardly cut, so
+    # that its rows must be about as long as the longest.
     return min(length_gaps) <= longest // 4 and parts > 1
 
 
@@ -106,8 +106,8 @@ def in_cut_parts(
         rows_at_once: see `map_in_chunks`.
         length_gaps: see `cut_to_longest`.
     """
-    # Rows of similar length share a part, so that each part can be cut; afterwards they go back to
-    # their places.
+    # Rows of similar length share a part, so that each part
+    # can be cut; afterwards they go back to their places.
     order = jnp.argsort(ops.real_lengths(sequences))
 
     def cut(part: Sequences) -> R:

@@ -42,8 +42,8 @@ class _DecodingState(NamedTuple):
     """What changes with every sampled token."""
 
     t: Array  # [] int32, tokens sampled for each row
-    # [] int32, rows to be continued; the largest number of any device that decodes in step with
-    # others
+    # [] int32, rows to be continued; the largest number
+    # of any device that decodes in step with others
     num_live: Array
     rollout: Rollout
     history: _TokenHistory
@@ -104,8 +104,8 @@ def generate(
     if drop_ended is None:
         drop_ended = platform.current().name != "cpu"
     can_end = bool(stop_ids) or lengths is not None or stop_table is not None
-    # Devices that hold shards of the weights need each other in every step: none may end its loop
-    # before the others.
+    # Devices that hold shards of the weights need each other
+    # in every step: none may end its loop before the others.
     decodes_in_step = partition.is_split(params["trunk"], model.hidden_size)
     draw = partial(
         sampling.sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
@@ -116,8 +116,8 @@ def generate(
     ) -> tuple[Rollout, _TokenHistory]:
         if history.seen_tokens is not None:
             logits = sampling.penalize_repetition(logits, history.seen_tokens, repetition_penalty)
-        # Drawn before the loop for each row and token: what a row becomes does not depend on the
-        # rows decoded with it.
+        # Drawn before the loop for each row and token: what a row
+        # becomes does not depend on the rows decoded with it.
         tokens = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
         history, stops = _with_token(history, tokens.ids, stop_table)
         for stop_id in stop_ids:
@@ -282,14 +282,14 @@ def _prefill(
 
     Parts of the prompts are written to the one cache as they are read, so that only a part's activations are held.
     """
-    # The cache has the slots of the completions from the beginning, so that it never grows or
-    # moves.
+    # The cache has the slots of the completions from
+    # the beginning, so that it never grows or moves.
     count, length = prompts.prompt_ids.shape
 
     def read(ids: Array, mask: Array) -> tuple[Array, models.Cache]:
         cache = models.init_cache(model, *mask.shape)
-        # Left padding: the last token of every prompt is in the last column, and only its logits
-        # are needed.
+        # Left padding: the last token of every prompt is in
+        # the last column, and only its logits are needed.
         last = jnp.full((ids.shape[0], 1), length - 1)
         out = models.apply(model, params, ids, attention_mask=mask, cache=cache, read=last)
         assert out.logits is not None
@@ -329,8 +329,8 @@ def _append(
     rollout: Rollout, tokens: Sampled, stops: Array, t: Array, max_tokens: Array, pad_id: int
 ) -> Rollout:
     """Write token t of the rows that are to be continued; some end with it."""
-    # A row that has ended is still computed, as all rows are one product; what it would say is
-    # thrown away here.
+    # A row that has ended is still computed, as all rows are
+    # one product; what it would say is thrown away here.
     is_live = ~rollout.ended & (t < max_tokens)
 
     def put(buffer: Any, column: Array) -> Array:

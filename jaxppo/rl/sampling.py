@@ -40,8 +40,8 @@ def sample_tokens(
     Returns:
         Token ids, and their log-probabilities under the very distribution they were drawn from.
     """
-    # The kept log-probability is that of the very distribution that was drawn from: the first ratio
-    # of PPO is then 1.
+    # The kept log-probability is that of the very distribution
+    # that was drawn from: the first ratio of PPO is then 1.
     if temperature > 0:
         log_p = jax.nn.log_softmax(
             truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1
@@ -134,8 +134,8 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
     inside = units(block_log_p)
     begin = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0)
     passed = jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
-    # Within the block a compiler may have rounded units otherwise: never past its last token with a
-    # probability.
+    # Within the block a compiler may have rounded units
+    # otherwise: never past its last token with a probability.
     most_likely = jnp.argmax(block_log_p, axis=-1, keepdims=True).astype(jnp.int32)
     last = jnp.max(jnp.where(inside > 0, jnp.arange(width, dtype=jnp.int32), most_likely), axis=-1)
     return block[:, 0] * width + jnp.minimum(passed, last)

@@ -57,8 +57,8 @@ def load_start(
         ConfigError: a setting does not fit the policy.
         ModelError: a folder is missing, or its model does not fit.
     """
-    # A dry run needs shapes alone, unless a reward computes with the weights, or an adapter is
-    # compared with them.
+    # A dry run needs shapes alone, unless a reward computes
+    # with the weights, or an adapter is compared with them.
     rewards_need_no_weights = (
         config.reward.reward_funcs == ("plan",) or config.run.target is not None
     )

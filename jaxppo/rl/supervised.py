@@ -246,8 +246,8 @@ class SFT(TrainedAlone):
     def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
         """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
         learned = batch.completion_mask if batch.loss_mask is None else batch.loss_mask
-        # Every learned token of the step weighs the same, however the rows are cut into
-        # micro-batches.
+        # Every learned token of the step weighs the same,
+        # however the rows are cut into micro-batches.
         weights = ops.mean_weights(learned, (0, 1))
         rows_at_once = self.rows_at_once(*batch.input_ids.shape)
         return in_parts((batch._replace(loss_mask=None), weights), rows_at_once, self.parallel)

@@ -103,8 +103,8 @@ class TrainedModels:
             trained, frozen = whole_models, None
         else:
             trained, frozen = _split_adapters(whole_models, adapters)
-        # The first update donates the memory of this state: without copies it would write over what
-        # was given.
+        # The first update donates the memory of this state:
+        # without copies it would write over what was given.
         copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
         controls = trajectories.initial_controls(self._config.rl)
         state = self._parallel.put(update.init_state(copies, optimizer, controls))
@@ -117,8 +117,8 @@ class TrainedModels:
         if "score" in value:
             return value
         key = ops.purpose_key(self._config.run.seed, ops.Purpose.INIT)
-        # Zero weights: the first advantages are then those of plain returns, not of a random
-        # critic.
+        # Zero weights: the first advantages are then
+        # those of plain returns, not of a random critic.
         return value | {
             "score": models.init_score_head(self.value, key, scale=0.0, use_bias=shared)
         }
@@ -159,8 +159,8 @@ class TrainedModels:
                 models.cast(self.policy, models.for_training(self.trained[0], policy))
             )
         if self._config.peft.lora_path is None:
-            # A fresh adapter changes nothing (its B is 0), so the frozen weights are the policy at
-            # the start.
+            # A fresh adapter changes nothing (its B is 0), so
+            # the frozen weights are the policy at the start.
             return state.frozen["policy"]
         adapter = jax.tree.map(jnp.copy, state.params["policy"])
         return self.attached(state.frozen, {"policy": adapter})["policy"]

@@ -93,8 +93,8 @@ def make_trajectories(
         log_ratio = jnp.where(mask, outputs.logprobs - rollout.logprobs, 0.0)
         stats |= _mismatch_stats(log_ratio, mask, axis_name)
     if outputs.entropy is not None:
-        # After the estimates: baselines are those of all tokens, only what is learned from is
-        # chosen.
+        # After the estimates: baselines are those of all
+        # tokens, only what is learned from is chosen.
         trajectories = _of_high_entropy(
             trajectories, outputs.entropy, rl.top_entropy_quantile, axis_name
         )

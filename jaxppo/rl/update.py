@@ -81,8 +81,8 @@ def policy_gradient_loss(
     # Not added with a coefficient of 0: the entropy of 50k logits is not free to differentiate.
     if rl.entropy_coef:
         loss -= rl.entropy_coef * mean_entropy
-    # Approximate KL by half the squared log-ratio (never below 0), and the signed mean that early
-    # stopping watches.
+    # Approximate KL by half the squared log-ratio (never below
+    # 0), and the signed mean that early stopping watches.
     stats = {
         "loss/policy_avg": policy.loss,
         "policy/approxkl_avg": 0.5 * ops.weighted_sum(log_ratio**2, weights.tokens),
@@ -92,11 +92,11 @@ def policy_gradient_loss(
         "val/ratio": policy.ratio,
     }
     if batch.ref_logprobs is not None:
-        # KL in the loss, as in GRPO; KL in the reward is in the advantages already
-        # (`trajectories.py`).
+        # KL in the loss, as in GRPO; KL in the reward is
+        # in the advantages already (`trajectories.py`).
         kl = losses.kl_estimate(logprobs, batch.ref_logprobs, "k3")
-        # Completions come from the old policy: weighted by the ratio the estimate, and its
-        # gradient, is the new one's.
+        # Completions come from the old policy: weighted by the
+        # ratio the estimate, and its gradient, is the new one's.
         if rl.use_bias_correction_kl:
             kl *= jnp.exp(level_log_ratio)
         kl_loss = ops.weighted_sum(kl, weights.policy)
@@ -145,8 +145,8 @@ def _value_loss(
     value_model: ModelConfig,
     rl: RLConfig,
 ) -> losses.ValueLoss:
-    # A head on the policy's trunk reads what the policy's loss has computed; its gradient goes
-    # through the same trunk.
+    # A head on the policy's trunk reads what the policy's loss
+    # has computed; its gradient goes through the same trunk.
     hidden = policy_hidden
     if "trunk" in params["value"]:  # a value model of its own, not a head on the policy's trunk
         hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model)
@@ -288,15 +288,15 @@ def update(
         else:
             # After an early stop the passes of the remaining mini-batches are not computed.
             sums = jax.lax.cond(has_stopped, compute_nothing, compute, state.params, batch)
-        # Norms before clipping: they are what a user watches, and what says whether the step is
-        # finite.
+        # Norms before clipping: they are what a user
+        # watches, and what says whether the step is finite.
         stats = sums.stats | norms(sums.grads, axis_name)
         is_finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(sums.loss)
         stops, is_allowed = _apply_skip_rules(stats, has_stopped, skip_rules)
         has_tokens = sums.tokens > 0
         is_taken = is_finite & is_allowed & has_tokens
-        # Every condition is on numbers that are summed over devices, so all devices take the step,
-        # or none does.
+        # Every condition is on numbers that are summed over
+        # devices, so all devices take the step, or none does.
         state = apply_gradients(state, sums.grads, optimizer, rates, stats["grad_norm"], is_taken)
         outcome = _StepOutcome(
             stats,
@@ -307,16 +307,16 @@ def update(
         )
         return (state, stops), outcome
 
-    # A scan and no Python loop: the program is as large for sixteen steps as for one, and nothing
-    # waits for the host.
+    # A scan and no Python loop: the program is as large for
+    # sixteen steps as for one, and nothing waits for the host.
     (new_state, _), outcomes = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
     stats = _averages(outcomes) | _lr(state, rates)
     stats["policy/nonfinite_steps"] = jnp.sum(outcomes.is_bad, dtype=jnp.int32)
     stats["policy/skipped_steps"] = jnp.sum(outcomes.is_skipped, dtype=jnp.int32)
     controls = new_state.controls
     if controls is not None:
-        # Where no token counted, the batch had no score, and `make_trajectories` has counted it as
-        # bad already.
+        # Where no token counted, the batch had no score, and
+        # `make_trajectories` has counted it as bad already.
         if_not_bad = jnp.where(jnp.any(outcomes.has_tokens), 0, controls.bad_updates)
         bad_updates = jnp.where(jnp.any(outcomes.is_bad), controls.bad_updates + 1, if_not_bad)
         controls = controls._replace(bad_updates=bad_updates)
@@ -344,8 +344,8 @@ def _averages(outcomes: _StepOutcome) -> Stats:
     }
     if "val/ratio" not in averages:
         return averages
-    # The first mini-batch has the weights that sampled: a ratio of 1 and an approximate KL of 0, or
-    # something is wrong.
+    # The first mini-batch has the weights that sampled: a ratio
+    # of 1 and an approximate KL of 0, or something is wrong.
     for name in ("val/ratio", "policy/approxkl_avg"):
         averages[f"{name}_first"] = jnp.where(counts[0], outcomes.stats[name][0], jnp.nan)
     averages["val/ratio_var"] = ops.masked_var(outcomes.stats["val/ratio"], counts)

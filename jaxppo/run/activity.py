@@ -121,8 +121,8 @@ class _Worker:
             try:
                 result = context.run(compute)
             except BaseException as error:
-                # Free before the result is given: whoever waits for it may begin the next task at
-                # once.
+                # Free before the result is given: whoever
+                # waits for it may begin the next task at once.
                 self.is_busy = False
                 future.set_exception(error)
             else:
@@ -162,8 +162,8 @@ def run_interruptibly(compute: Callable[[], T], *, takes_state: bool = False) ->
     in_main = threading.current_thread() is threading.main_thread()
     if not (in_main and preemption.is_watched() and processes.is_alone()):
         return compute()
-    # A busy worker has been left with a computation that cannot be interrupted: the next task needs
-    # another thread.
+    # A busy worker has been left with a computation that cannot
+    # be interrupted: the next task needs another thread.
     if not _workers or _workers[-1].is_busy:
         _workers.append(_Worker())
     future = _workers[-1].begin(compute)
@@ -177,8 +177,8 @@ def run_interruptibly(compute: Callable[[], T], *, takes_state: bool = False) ->
                 raise
         if preemption.notice() is None:
             continue
-        # Most computations end within the grace: the run then stops between two stages, with
-        # nothing left behind.
+        # Most computations end within the grace: the run then
+        # stops between two stages, with nothing left behind.
         requested_at = requested_at or time.perf_counter()
         if time.perf_counter() - requested_at < GRACE_S:
             continue

@@ -67,8 +67,8 @@ class Health:
         Raises:
             TrainingError: there were too many of them.
         """
-        # Optimizer steps that are not finite have been left out on the devices: the state is the
-        # one before them.
+        # Optimizer steps that are not finite have been left
+        # out on the devices: the state is the one before them.
         if record[_NONFINITE]:
             self._save_and_warn(record, trajectories, samples)
         elif samples and all(sample["score"] is None for sample in samples):
@@ -86,8 +86,8 @@ class Health:
     def _save_and_warn(
         self, record: dict[str, Any], trajectories: Trajectories, samples: list[dict[str, Any]]
     ) -> None:
-        # All processes fetch the batch, which lies on the devices of all of them; the first one
-        # writes it.
+        # All processes fetch the batch, which lies on the
+        # devices of all of them; the first one writes it.
         batch = self._to_host(trajectories)
         path = processes.on_first(
             lambda: save_batch(self._folder / BAD_BATCHES, record["step"], batch, samples)

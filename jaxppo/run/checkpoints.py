@@ -176,8 +176,8 @@ class Checkpoints:
                 restored[name] = reader.restore(
                     self._path(step) / name, args=ocp.args.StandardRestore(target)
                 )
-        # On disk every layer is an item of its own, so that a checkpoint fits runs that stack
-        # layers and runs that do not.
+        # On disk every layer is an item of its own, so that a
+        # checkpoint fits runs that stack layers and runs that do not.
         params = stacks.stacked_like(restored[PARAMS], like.params)
         opt_state = stacks.stacked_like(restored[OPT_STATE], like.opt_state)
         rest = restored[REST]
@@ -272,8 +272,8 @@ class Checkpoints:
 
     def _write_checksums(self) -> None:
         """Called by orbax when the files are written, and before their folder gets its final name."""
-        # The end of the name is orbax's; a second match would be of a killed process, which orbax
-        # has removed.
+        # The end of the name is orbax's; a second match would
+        # be of a killed process, which orbax has removed.
         (partial,) = self._folder.glob(f"{self._writing}.orbax-checkpoint-tmp*")
         checksums.write(partial, ITEMS)
 
@@ -331,8 +331,8 @@ class Checkpoints:
 
     def _newest_undamaged(self, items: Sequence[str], warn: Warn) -> int:
         damaged: dict[int, str] = {}
-        # From the newest on, until one is undamaged: to compare all bytes of all of them would take
-        # long.
+        # From the newest on, until one is undamaged: to
+        # compare all bytes of all of them would take long.
         for step in reversed(self.steps):
             reason = self._damage(step, items)
             if reason is None:

@@ -25,8 +25,8 @@ def write(folder: Path, items: Sequence[str]) -> None:
     paths = []
     for item in items:
         paths += [path for path in sorted((folder / item).rglob("*")) if path.is_file()]
-    # Python gives up its lock while it reads and while it computes a CRC, so that threads share the
-    # work.
+    # Python gives up its lock while it reads and while
+    # it computes a CRC, so that threads share the work.
     with ThreadPoolExecutor() as pool:
         checksums = list(pool.map(_checksum, paths))
     names = [path.relative_to(folder).as_posix() for path in paths]

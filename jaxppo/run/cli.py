@@ -64,8 +64,8 @@ def main(command: Callable[[], Any], *, uses_jax: bool = True) -> None:
             _refuse(
                 f"memory: expected enough for this run, got {first_line(error)[:300]}; {_MORE_MEMORY}"
             )
-        # One line for a machine without a device; a traceback, which is to be reported, for
-        # everything else.
+        # One line for a machine without a device; a traceback,
+        # which is to be reported, for everything else.
         if uses_jax:
             # As JAX fails where it finds no device
             if isinstance(error, RuntimeError | AssertionError):
@@ -120,8 +120,8 @@ def _print_surely(line: str) -> None:
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        # The buffer still holds the line and would print it a second time: flush it to where nobody
-        # reads.
+        # The buffer still holds the line and would print
+        # it a second time: flush it to where nobody reads.
         with open(os.devnull, "wb") as null_file:
             os.dup2(null_file.fileno(), 1)
             sys.stdout.flush()
@@ -179,8 +179,8 @@ def set_up_jax() -> None:
     from jaxppo.parallel import platform
 
     platform.leave_out_absent()
-    # GPUs and TPUs would multiply float32 matrices in fewer bits, and sampler and learner would
-    # disagree.
+    # GPUs and TPUs would multiply float32 matrices in
+    # fewer bits, and sampler and learner would disagree.
     jax.config.update("jax_default_matmul_precision", "highest")
     folder = cache_dir() / "xla"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -308,8 +308,8 @@ class Console:
         """Confirm Ctrl-C on a terminal, where the display of no loop does."""
         notice = preemption.notice()
         if self._loop() is None and notice is not None and sys.stderr.isatty():
-            # Past all buffers: this is within the handler of a signal, which may have interrupted a
-            # print.
+            # Past all buffers: this is within the handler of
+            # a signal, which may have interrupted a print.
             os.write(2, f"\n{notice}\n".encode())
 
     def _show(self, text: Text) -> None:

@@ -105,8 +105,8 @@ class Run:
 
         processes.on_first(claim_and_lock)
         try:
-            # Within the lock: a signal leads to a checkpoint, and that must be written before
-            # others may write.
+            # Within the lock: a signal leads to a checkpoint,
+            # and that must be written before others may write.
             with Preemption(self.resume_command, processes.largest, self.console.stop_noted):
                 yield
         finally:
@@ -214,8 +214,8 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
         return True
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output_dir: expected a folder, but {folder} is a file")
-    # A process that was killed while it claimed the folder may have left the configuration
-    # half-written, and its lock.
+    # A process that was killed while it claimed the folder may
+    # have left the configuration half-written, and its lock.
     entries = (
         [path for path in folder.iterdir() if path.name != LOCK_FILE] if folder.exists() else []
     )
@@ -326,8 +326,8 @@ def changed_settings(
         current: see `check_settings`.
         config: see `check_settings`.
     """
-    # By the names of today, and with defaults for settings that are newer than the run: neither is
-    # a change.
+    # By the names of today, and with defaults for settings
+    # that are newer than the run: neither is a change.
     saved = with_default_parts(
         plain_values(flatten(type(config)())) | translate_old_settings(saved, current)
     )

@@ -75,9 +75,9 @@ def acquire(path: Path, busy: Callable[[], None]) -> FileLock:
         path: of its file, which is created where it is missing.
         busy: called where another process holds the lock; it raises, or the lock is waited for.
     """
-    # filelock would fall back to a marker file where there are no locks, but that of a process
-    # which was killed on another host stays for good: no lock is better there than a run that
-    # cannot be resumed.
+    # filelock would fall back to a marker file where there are no locks,
+    # but that of a process which was killed on another host stays for
+    # good: no lock is better there than a run that cannot be resumed.
     lock = FileLock(path, fallback_to_soft=False)
     try:
         try:
@@ -86,16 +86,16 @@ def acquire(path: Path, busy: Callable[[], None]) -> FileLock:
             busy()
             lock.acquire()
     except OSError as error:
-        # A folder that cannot be written to is found by whoever writes into it next, who says what
-        # to do.
+        # A folder that cannot be written to is found by
+        # whoever writes into it next, who says what to do.
         _LOG.info("%s: not locked: %s", path, error)
     return lock
 
 
 def release(lock: FileLock) -> None:
     """Give a lock back and remove its file."""
-    # Removed while it is held: whoever waits for the file finds that it is gone, and locks a new
-    # one.
+    # Removed while it is held: whoever waits for the
+    # file finds that it is gone, and locks a new one.
     with contextlib.suppress(OSError):  # Windows removes no file that is open
         os.unlink(lock.lock_file)
     lock.release()

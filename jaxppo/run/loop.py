@@ -47,8 +47,8 @@ class Steps(NamedTuple):
     old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
     # samples; None: the run has none
     show: Callable[[Console, Sequence[dict[str, Any]]], None] | None = None
-    # What a resumed run does with a restored state whose checkpoint was saved under other values of
-    # these settings.
+    # What a resumed run does with a restored state whose
+    # checkpoint was saved under other values of these settings.
     change: Callable[[TrainState, Collection[str]], TrainState] = lambda state, names: state
 
 
@@ -96,8 +96,8 @@ class TrainingLoop:
         self._saved = self.start  # steps done at the latest checkpoint
         self._record: dict[str, Any] = {}  # of the latest step
         if self.start:
-            # Settings first: a checkpoint of other settings is refused before it changes any file
-            # of the run.
+            # Settings first: a checkpoint of other settings is
+            # refused before it changes any file of the run.
             processes.on_first(self._check_settings)
             state = steps.change(state, self._changed())
         run.keep_settings()
@@ -202,8 +202,8 @@ class TrainingLoop:
                     self._log(self._record, metrics)
                 with activity.show("saving"):
                     self._save(num_done, state)
-            # Ctrl-C also ends what a reward function has started: its failure is then that of a run
-            # that was stopped.
+            # Ctrl-C also ends what a reward function has started:
+            # its failure is then that of a run that was stopped.
             if not is_stopped and processes.is_alone():
                 preemption.check()
             raise
@@ -215,8 +215,8 @@ class TrainingLoop:
         steps = self._steps
         record = output.record
         num_done = int(record["step"])
-        # Logged before it is saved: a log that is ahead is cut back on resume, one that lags has
-        # lost a record.
+        # Logged before it is saved: a log that is ahead is
+        # cut back on resume, one that lags has lost a record.
         self._log(record, metrics)
         for sample in (*output.samples, *output.noted):
             samples.append(sample)

@@ -155,8 +155,8 @@ def may_report(name: Any) -> bool:
     """Return whether a reward function may report under a name: it is a part of the reward, or no metric of a run."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
         return False
-    # A function may measure its own reward and its cache; another metric of the run would be
-    # overwritten.
+    # A function may measure its own reward and its cache;
+    # another metric of the run would be overwritten.
     if name == "cache/reward_hits" or (prefix_of(name) == "reward" and name not in _COUNTED_BY_RUN):
         return True
     return name not in COUNTERS and find(name) is None

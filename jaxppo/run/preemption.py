@@ -57,8 +57,8 @@ class Preemption:
         Raises:
             Preempted: the run was asked to stop.
         """
-        # Of several processes one may have got the signal: all stop at the same step, or none could
-        # save.
+        # Of several processes one may have got the signal:
+        # all stop at the same step, or none could save.
         signum = self._agree(self._signum or 0)
         if signum:
             raise Preempted(self._resume, signum)

@@ -56,8 +56,8 @@ def train_classifier(
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     for _ in range(_STEPS):
         rows = torch.randint(len(texts), (_BATCH_SIZE,))
-        # As a reward the classifier also reads short completions, so it learns from reviews cut at
-        # random.
+        # As a reward the classifier also reads short
+        # completions, so it learns from reviews cut at random.
         length = int(torch.randint(8, ids.shape[1] + 1, ()))
         output = model(
             input_ids=ids[rows, :length], attention_mask=mask[rows, :length], labels=targets[rows]

@@ -110,8 +110,8 @@ def _reason(judgement: Judgement) -> Reason | None:
     possible_verdicts = [verdict.valid for verdict in _possible_verdicts(judgement)]
     if has_text_around and recorded in possible_verdicts:
         return Reason.AROUND
-    # VAL passes over surplus arguments of untyped actions, so a record made with it calls such
-    # plans valid.
+    # VAL passes over surplus arguments of untyped actions,
+    # so a record made with it calls such plans valid.
     has_surplus = judgement.verdict.error is PlanError.WRONG_ARITY
     if has_surplus and recorded and _is_valid_without_surplus(judgement):
         return Reason.SURPLUS
@@ -145,8 +145,8 @@ def _is_valid_without_surplus(judgement: Judgement) -> bool:
 def _reason_by_val(judgement: Judgement) -> Reason:
     plan = judgement.plan
     val = judgement.val
-    # A record that VAL contradicts together with the verdict here is wrong, or about something
-    # else.
+    # A record that VAL contradicts together with the
+    # verdict here is wrong, or about something else.
     if val is None or val.valid != judgement.verdict.valid or plan.error is not None:
         return Reason.OTHER
     # Where somebody else cut another plan out of the answer, the record is about that one.

@@ -115,8 +115,8 @@ class AnswerJudge:
     def _judge(self, answer: PlanAnswer) -> Judgement:
         task = self._problems.find(answer)
         readings = self._readings(task, answer.text)
-        # The plan of a verification is part of the prompt: it is read strictly, whatever the rule
-        # for answers is.
+        # The plan of a verification is part of the prompt: it
+        # is read strictly, whatever the rule for answers is.
         reading = readings[0 if answer.task == VERIFICATION else self._rule]
         verdicts_by_rule = tuple(reading.verdict for reading in readings)
         return Judgement(
@@ -182,8 +182,8 @@ def ask_val(judgements: Sequence[Judgement]) -> list[Judgement]:
         for index, judgement in enumerate(judgements)
         if judgement.plan.error is None and judgement.task.problem is not None
     ]
-    # One problem that VAL refuses costs all of a call their verdicts, so each problem gets a call
-    # of its own.
+    # One problem that VAL refuses costs all of a call their
+    # verdicts, so each problem gets a call of its own.
     for group in grouped(readable, lambda index: id(judgements[index].task)).values():
         task = judgements[group[0]].task
         plans = [judgements[index].plan.actions for index in group]

@@ -108,8 +108,8 @@ def _print_recorded(console: Console, recorded: Mapping[str, Any]) -> None:
 def _print_lines(console: Console, lines: Sequence[str]) -> None:
     """Print the first lines, and how many more there are."""
     for line in lines[:_MAX_LINES]:
-        # Sources and reasons are from others' files: no control characters, and no line without an
-        # end.
+        # Sources and reasons are from others' files: no
+        # control characters, and no line without an end.
         console.result(f"  {sanitize(line, 300)}")
     if len(lines) > _MAX_LINES:
         console.result(f"  and {len(lines) - _MAX_LINES} more, in eval.json")

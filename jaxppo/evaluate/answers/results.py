@@ -79,8 +79,8 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
         raise DataError(
             f"plans: expected at least one answer to judge in {config.plans}, got none{reason}"
         )
-    # The built-in validator has judged already. VAL is a second judge, whose verdicts are listed
-    # where they differ.
+    # The built-in validator has judged already. VAL is a second
+    # judge, whose verdicts are listed where they differ.
     if uses_val:
         judgements = ask_val(judgements)
     rows = rows_of(judgements, problems)

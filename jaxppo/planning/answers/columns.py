@@ -85,8 +85,8 @@ def read_row(
     problem = name("problem")
     if not problem.strip():
         raise DataError("problem: expected a name, a file or PDDL, got nothing")
-    # PlanBench's own extraction, to compare with; where it is the answer itself, there is nothing
-    # to compare.
+    # PlanBench's own extraction, to compare with; where it
+    # is the answer itself, there is nothing to compare.
     extracted = row.get("extracted_llm_plan")
     is_answer = "extracted_llm_plan" in columns["plan"] and "extracted_llm_plan" in row
     return PlanAnswer(
@@ -108,8 +108,8 @@ def _plan_text(value: Any) -> str:
         value = value.get("plan")
     if isinstance(value, list) and value and isinstance(value[0], list):
         value = value[0]
-    # It is only compared with the answer, so one that cannot be read loses nothing but the
-    # comparison.
+    # It is only compared with the answer, so one that
+    # cannot be read loses nothing but the comparison.
     try:
         return parse_plan_field(value, "reference") or ""
     except DataError:

@@ -59,8 +59,8 @@ def check_plan(
     else:
         steps = plan.actions
         written_steps = tuple(map(format_action, plan.actions))
-    # Read even where the plan is no plan, so that an error of the domain or the problem is raised
-    # first.
+    # Read even where the plan is no plan, so that an
+    # error of the domain or the problem is raised first.
     is_builtin = read_names(domain_pddl, problem_pddl).beyond is None
     judge = "builtin" if is_builtin else "val"
     if plan.error is not None:

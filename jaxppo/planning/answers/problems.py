@@ -60,8 +60,8 @@ class Problems:
 
     def __init__(self, pddl_dir: Path | None):
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
-        # Two caches, as several names may stand for one problem: verdicts are remembered by the
-        # identity of its task.
+        # Two caches, as several names may stand for one problem:
+        # verdicts are remembered by the identity of its task.
         self._task_by_name: ErrorCache[tuple[str, str, tuple[str, str] | None], AnsweredProblem] = (
             ErrorCache()
         )
@@ -98,8 +98,8 @@ class Problems:
         key = (id(task), text)
         if key not in self._references:
             plan = task.reader.read(text, "strict")
-            # Lengths and costs are compared with it, so a reference that is no valid plan counts as
-            # none.
+            # Lengths and costs are compared with it, so a
+            # reference that is no valid plan counts as none.
             is_valid = False
             if plan.error is None and plan.actions and task.problem is not None:
                 is_valid = validate_actions(task.domain_pddl, task.problem_pddl, plan.actions).valid
@@ -202,8 +202,8 @@ class Problems:
         """Return whether a problem is named by the number of an instance."""
         if answer.domain in self.configs:
             return True
-        # In a folder of numbered instances `7` is none of a file's names, while `p01` or `easy/p01`
-        # is.
+        # In a folder of numbered instances `7` is none of
+        # a file's names, while `p01` or `easy/p01` is.
         is_file = answer.problem in self._paths_by_label or answer.problem in self._paths_by_name
         return answer.domain in self.folders and not is_file
 

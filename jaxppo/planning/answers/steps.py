@@ -13,8 +13,8 @@ from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import NAME_PATTERN, Action, Span
 from jaxppo.planning.language.task import Problem
 
-# Typography that models write in place of plain characters, by code point: dashes, blanks, quotes,
-# CJK punctuation.
+# Typography that models write in place of plain characters,
+# by code point: dashes, blanks, quotes, CJK punctuation.
 _DASHES = dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xFE63, 0xFF0D), "-")
 _BLANKS = dict.fromkeys((0xA0, 0x1680, 0x202F, 0x205F, 0x3000, *range(0x2000, 0x200B)), " ")
 _QUOTES = dict.fromkeys((0xAB, 0xBB, *range(0x201C, 0x2020)), '"') | dict.fromkeys(
@@ -38,8 +38,8 @@ _JSON_STEP = (
     r'"(?:action|name|operator|op)"\s*+:\s*+"({operators})"\s*+,\s*+'
     r'"(?:args|arguments|parameters|params|objects)"\s*+:\s*+\[([^\[\]{{}}]{{0,1000}}+)\]'
 )
-# A step that has other words than these before it in its line is spoken about, and not part of a
-# plan.
+# A step that has other words than these before it in
+# its line is spoken about, and not part of a plan.
 _WORDS = r"step|steps|action|actions|move|then|next|first|firstly|second|third|finally|lastly|and|now|after that|plan"
 _LABELS = rf'[^\w()]*+(?:(?:(?:{_WORDS})(?!\w)|\d++|[a-z](?=[.)])|(?<=")\w++")[^\w(]*+)*+'
 _LABEL = re.compile(rf"(?:[^()\n]{{0,200}}:)?{_LABELS}", re.IGNORECASE)
@@ -92,8 +92,8 @@ class _Line(NamedTuple):
 def plain(text: str) -> str:
     """Write a text without typography: unicode dashes, blanks and quotes, emphasis, LaTeX commands."""
     text = text.translate(_CHARACTERS)
-    # Escapes before commands and emphasis: an escaped underscore is part of a name, not the start
-    # of italics.
+    # Escapes before commands and emphasis: an escaped
+    # underscore is part of a name, not the start of italics.
     text = _LINE_BREAK.sub("\n", text)
     text = _ESCAPED.sub(r"\1", text)
     text = _LATEX.sub(" ", text)
@@ -126,8 +126,8 @@ class StepFinder:
         longest: tuple[Action, ...] = ()
         for step_list in lists[-_MAX_LISTS:]:
             steps = tuple(step_list.steps)
-            # A list that begins with 3 is the rest of one whose beginning cannot be read, and no
-            # plan.
+            # A list that begins with 3 is the rest of one
+            # whose beginning cannot be read, and no plan.
             if step_list.first_number in (None, 0, 1) and not _is_remark(steps, longest):
                 plans.append(steps)
                 longest = max(longest, steps, key=len)
@@ -165,8 +165,8 @@ class StepFinder:
 
     def _lines(self, text: str) -> Iterator[_Line]:
         """Yield each line with the steps that begin in it and count."""
-        # Steps are found in the whole text, as one in JSON or in parentheses may go over several
-        # lines.
+        # Steps are found in the whole text, as one in JSON
+        # or in parentheses may go over several lines.
         all_steps = self._find(text)
         next_step = 0
         start = 0
@@ -192,16 +192,16 @@ class StepFinder:
 
     def _find(self, text: str) -> list[FoundStep]:
         """Find what reads as a step, wherever it stands; those that the domain has before others."""
-        # In this order: of readings that begin at one place the first counts, and the more
-        # particular are more certain.
+        # In this order: of readings that begin at one place the
+        # first counts, and the more particular are more certain.
         steps = [*self._in_json(text), *self._functional(text), *self._in_parentheses(text)]
         if self._sentences is not None:
             steps += [FoundStep(*step) for step in self._sentences.find(text)]
         steps += self._bare(text)
         if steps:
             return _without_overlaps(steps)
-        # No action is the domain's: any `(name ...)` is one, so that answers in other names are
-        # judged, as wrong.
+        # No action is the domain's: any `(name ...)` is one,
+        # so that answers in other names are judged, as wrong.
         return [
             FoundStep(match.span(), tuple(_words(match[1])))
             for match in _IN_PARENTHESES.finditer(text)
@@ -242,8 +242,8 @@ class StepFinder:
         arguments = [argument.lower() for argument in arguments if argument]
         objects = [self._objects[argument] for argument in arguments if argument in self._objects]
         arity = self._arity(operator)
-        # `stack block a on block b`: surplus words go only if the objects alone are the right
-        # number.
+        # `stack block a on block b`: surplus words go
+        # only if the objects alone are the right number.
         if len(arguments) > arity and len(objects) == arity:
             return (operator, *objects)
         return (operator, *(self._objects.get(argument, argument) for argument in arguments))

@@ -103,8 +103,8 @@ def _check(config: BuildConfig) -> None:
             raise ConfigError(
                 f"train_sizes: expected sizes {offered[0]} to {offered[-1]}, got {name}:{sizes[0]}-{sizes[-1]}"
             )
-    # Imports can do without a planner (`none`), which `check_planners` allows; here that is an
-    # unknown one.
+    # Imports can do without a planner (`none`), which
+    # `check_planners` allows; here that is an unknown one.
     planner_version(config.planners.planner)
     check_planners(config.planners, config.use_val)
 
@@ -191,8 +191,8 @@ def _later_specs(
         if builder.spec.domain.name == name:
             for candidate, _ in builder.accepted:
                 max_objects = max(max_objects, candidate.n_objects)
-                # All test splits draw from one partition, so only these could share a problem with
-                # the new ones.
+                # All test splits draw from one partition, so only
+                # these could share a problem with the new ones.
                 if builder.spec.split == "test":
                     test_forms.add(candidate.form)
     short = parse_lengths(config.short_lengths)
@@ -296,8 +296,8 @@ def _row(spec: SplitSpec, number: int, attempt: Attempt, prompt_style: str) -> R
 
 def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
     """Choose other words for all that the problems of a domain may say."""
-    # A problem that names every object of the pools: so one mapping serves all problems of the
-    # domain.
+    # A problem that names every object of the pools:
+    # so one mapping serves all problems of the domain.
     domain = DOMAINS[name]
     objects = " ".join(sorted(set(chain.from_iterable(domain.pools.values()))))
     everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"

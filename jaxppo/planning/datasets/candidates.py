@@ -23,8 +23,8 @@ PROBLEM_NAME = "task"
 _MAX_DRAWS = 5_000
 # or this many plans in a row that do not fit,
 _MAX_PLANS = 400
-# or where, of the last so many problems that may enter it, fewer than so many had not been drawn
-# before.
+# or where, of the last so many problems that may enter
+# it, fewer than so many had not been drawn before.
 _WINDOW = 500
 _LEAST_NEW = 3
 # Problems solved at a time for one split, at least and at most,
@@ -139,8 +139,8 @@ class SplitBuilder:
 
     def draw(self) -> list[Candidate]:
         """Draw the next candidates: about as many as the missing rows need, judged by those so far."""
-        # The share of candidates that become rows, as if three of four had done so before the first
-        # one.
+        # The share of candidates that become rows, as if
+        # three of four had done so before the first one.
         share = (len(self.accepted) + 3) / (self.n_planned + 4)
         n_wanted = min(max(math.ceil(1.1 * self.n_missing / share), _CHUNK[0]), _CHUNK[-1])
         candidates: list[Candidate] = []
@@ -160,8 +160,8 @@ class SplitBuilder:
 
     def take(self, attempt: Attempt) -> bool:
         """Take the next candidate if its plan fits, in the order of the stream; returns whether it became a row."""
-        # Plans that were found after the last row are not looked at: the report would depend on the
-        # chunks.
+        # Plans that were found after the last row are not
+        # looked at: the report would depend on the chunks.
         if not self.is_open:
             return False
         self.n_planned += 1
@@ -184,8 +184,8 @@ class SplitBuilder:
             number = self._n_drawn
             self._n_drawn += 1
             size = spec.sizes[number % len(spec.sizes)]
-            # A generator for each draw: a problem depends on its number alone, not on how often
-            # others drew.
+            # A generator for each draw: a problem depends on
+            # its number alone, not on how often others drew.
             rng = random.Random(f"{spec.domain.name}/{spec.split}/{spec.seed}/{number}")
             text = spec.domain.generate_problem(size, rng, PROBLEM_NAME)
             problem = parse_problem(text, parse_domain(spec.domain.pddl))

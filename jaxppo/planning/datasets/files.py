@@ -215,8 +215,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[Row, str]]:
                 raise DataError(f"{path}:1: expected each column once, got {', '.join(names)}")
             for row in reader:
                 location = f"{path}:{reader.line_num}"
-                # The reader has None for the name of cells that are too many, and for the text of
-                # missing ones.
+                # The reader has None for the name of cells that
+                # are too many, and for the text of missing ones.
                 if None in row or None in row.values():
                     raise DataError(
                         f"{location}: expected {len(names)} cells, as in the first line, got more or fewer"

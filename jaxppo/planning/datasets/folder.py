@@ -29,8 +29,8 @@ from jaxppo.planning.prompts import split_words, vocabulary
 from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val, run_val_many
 
-# Reasons that begin with one of these are counted under it, all others under what stands before
-# their colon.
+# Reasons that begin with one of these are counted under
+# it, all others under what stands before their colon.
 _REASON_KINDS = (
     "invalid plan",
     "duplicate of",
@@ -127,9 +127,9 @@ def write_dataset(
         **(figures or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    # Everything that can fail for a reason in the data is done: from here on files are replaced one
-    # by one. The old report goes first and the new one comes last, so that a folder with a report
-    # is never a mixture.
+    # Everything that can fail for a reason in the data is done: from here
+    # on files are replaced one by one. The old report goes first and the
+    # new one comes last, so that a folder with a report is never a mixture.
     (folder / REPORT_FILE).unlink(missing_ok=True)
     for split, split_rows in rows_by_split.items():
         write_jsonl(split_rows, folder / f"{split}.jsonl")
@@ -281,8 +281,8 @@ def _vocabulary(rows: Iterable[Row], words: Collection[str]) -> list[str]:
     collected = set(words)
     domains: set[tuple[str, str]] = set()
     for row in rows:
-        # What prompt and completion have may be more than the style's words: names of objects,
-        # numbers.
+        # What prompt and completion have may be more than
+        # the style's words: names of objects, numbers.
         collected.update(split_words(row["prompt"]), split_words(row["completion"]))
         domains.add((row["prompt_style"], row["domain_pddl"]))
     for style, domain_pddl in domains:

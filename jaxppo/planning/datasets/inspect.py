@@ -110,8 +110,8 @@ def _objections(row: Row, split: str) -> Iterator[str]:
     except (JaxppoError, TypeError, ValueError) as error:
         yield str(error)
         return
-    # Data sets of earlier versions may hold conversations about a problem, which begin with its
-    # prompt.
+    # Data sets of earlier versions may hold conversations
+    # about a problem, which begin with its prompt.
     is_conversation = bool(row.get("failures")) and row["prompt"].startswith(prompt)
     if row["prompt"] != prompt and not is_conversation:
         yield f"prompt: expected the problem in the style {style}, got {row['prompt']!r:.60}"

@@ -122,8 +122,8 @@ def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
     problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
     constants = problem.domain.constants.keys() | problem.domain.late_constants
     objects = sorted(problem.objects.keys() - constants)
-    # The prompt is written with marks for names: an object may be called `is` or `a`, like a word
-    # of a sentence.
+    # The prompt is written with marks for names: an object
+    # may be called `is` or `a`, like a word of a sentence.
     marks = {name: f"object--{number:03}" for number, name in enumerate(objects)}
     names = {mark: name for name, mark in marks.items()}
     marked = with_objects_renamed(row["problem_pddl"], marks)
@@ -136,8 +136,8 @@ def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
 
 
 def _require_no_conversation(row: Row) -> None:
-    # The plans in its prompt have the old names, and only prompts of a problem alone can be written
-    # again.
+    # The plans in its prompt have the old names, and only
+    # prompts of a problem alone can be written again.
     if row.get("failures"):
         raise DataError(
             f"row {row['id']}: expected a prompt that can be rewritten, got a conversation (repair rows)"
@@ -174,8 +174,8 @@ def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]
         problems_by_domain.setdefault(row["domain"], []).append(problem)
     pools: dict[str, Mapping[str, Sequence[str]]] = {}
     for domain, problems in problems_by_domain.items():
-        # A data set from elsewhere may have a domain of the same name, with names that our pools
-        # lack.
+        # A data set from elsewhere may have a domain of
+        # the same name, with names that our pools lack.
         if domain in DOMAINS and all(
             set(DOMAINS[domain].names).issuperset(problem.objects) for problem in problems
         ):
@@ -196,8 +196,8 @@ def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:
         for name, types in problem.objects.items():
             if name not in constants and types:
                 names_by_type.setdefault(types[0], set()).add(name)
-    # Types and the names that they share; no name is in two groups. A type joins all groups that
-    # have one of its names.
+    # Types and the names that they share; no name is in two
+    # groups. A type joins all groups that have one of its names.
     groups: list[tuple[set[str], set[str]]] = []
     for kind, names in names_by_type.items():
         joined_types = {kind}

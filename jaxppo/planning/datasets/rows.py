@@ -170,8 +170,8 @@ class _ProblemStream:
     prompt_style: str
     unique: bool
     rng: random.Random
-    # What the rows so far must not be equal in: canonical forms, or prompts where forms may come
-    # again.
+    # What the rows so far must not be equal in: canonical
+    # forms, or prompts where forms may come again.
     keys: set[str] = field(default_factory=set)
 
     def next_row(self, name: str, n_wanted: int) -> Row:

@@ -197,8 +197,8 @@ def _from_later_state(
     for length in rng.sample(plan_lengths, len(plan_lengths)):
         n_steps = len(plan) - length
         later = problem_after(problem_pddl, domain.pddl, plan[:n_steps])
-        # Another state is another problem, which may be of a partition that another split draws
-        # from.
+        # Another state is another problem, which may be
+        # of a partition that another split draws from.
         if (
             partition(parse_problem(later, parse_domain(domain.pddl)))
             == SPLIT_PARTITIONS[stream.split]
@@ -229,8 +229,8 @@ def distinct_rows(stream: Stream, n_rows: int) -> list[Row]:
     rows = []
     shortages = []
     for position, name in enumerate(stream.domains):
-        # Domains take turns, so these are the numbers of the rows of this one; 2^60 stands for no
-        # end.
+        # Domains take turns, so these are the numbers of
+        # the rows of this one; 2^60 stands for no end.
         numbers = range(position, 1 << 60, len(stream.domains))
         try:
             rows += _distinct_rows(stream, numbers, n_rows, f"{stream.split} of {name}")

@@ -78,8 +78,8 @@ class StreamAhead:
                 start_new_session=True,
             )
             self._processes.append(process)
-        # The processes end with this object, also where nobody closes it; `_end` must not hold a
-        # reference to it.
+        # The processes end with this object, also where nobody
+        # closes it; `_end` must not hold a reference to it.
         self._finalizer = weakref.finalize(self, _end, tuple(self._processes))
 
 

@@ -42,8 +42,8 @@ def draw_problem(n_crates: int, rng: random.Random, name: str) -> str:
     crates = rng.sample(POOLS["crate"], n_crates)
     piles = _draw_piles(crates, pallets, rng)
     goal_piles = piles
-    # Drawn again until the piles differ, in whatever order they are listed; the goal would hold at
-    # the start otherwise.
+    # Drawn again until the piles differ, in whatever order they
+    # are listed; the goal would hold at the start otherwise.
     while sorted(goal_piles) == sorted(piles):
         goal_piles = _draw_piles(crates, pallets, rng)
     init = [f"(at {truck} {rng.choice(places)})" for truck in trucks]

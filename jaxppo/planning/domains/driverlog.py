@@ -35,8 +35,8 @@ def draw_problem(n_packages: int, rng: random.Random, name: str) -> str:
     trucks = rng.sample(POOLS["truck"], draw_count(range(1, 4), 2, rng))
     drivers = rng.sample(POOLS["driver"], draw_count(range(1, 4), 2, rng))
     packages = rng.sample(POOLS["package"], n_packages)
-    # Roads and paths are drawn apart: where a truck goes directly, a driver may have to walk
-    # around.
+    # Roads and paths are drawn apart: where a truck
+    # goes directly, a driver may have to walk around.
     paths, stops = _draw_paths(places, rng)
     package_starts = {package: rng.choice(places) for package in packages}
     other_starts = {movable: rng.choice(places) for movable in (*trucks, *drivers)}

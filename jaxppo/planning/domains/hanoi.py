@@ -26,8 +26,8 @@ def draw_problem(n_discs: int, rng: random.Random, name: str) -> str:
     """
     discs = rng.sample(POOLS["disc"], n_discs)  # from small to large
     pegs = rng.sample(POOLS["peg"], draw_count(range(3, 6), 4, rng))
-    # A legal position is nothing but a peg for each disc: on a peg, discs can lie in one order
-    # only.
+    # A legal position is nothing but a peg for each
+    # disc: on a peg, discs can lie in one order only.
     start = [rng.choice(pegs) for _ in discs]
     goal = start
     while goal == start:

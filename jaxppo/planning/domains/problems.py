@@ -120,8 +120,8 @@ def write_problem(
     rng: random.Random,
 ) -> str:
     """Write PDDL text, with objects (by type), facts and goals in random order."""
-    # Generators list facts kind by kind and draw the goal's first atom apart: the order would tell
-    # what was drawn when.
+    # Generators list facts kind by kind and draw the goal's
+    # first atom apart: the order would tell what was drawn when.
     return problem_text(
         name, domain, _typed_lists(objects, rng), shuffled(init, rng), shuffled(goal, rng)
     )

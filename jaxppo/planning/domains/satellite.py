@@ -24,8 +24,8 @@ def draw_problem(n_images: int, rng: random.Random, name: str) -> str:
     # Counts grow with the number of images, as far as the pools have names.
     satellites = rng.sample(POOLS["satellite"], draw_count(range(1, 4), 1 + n_images // 3, rng))
     modes = rng.sample(POOLS["mode"], draw_count(range(1, 6), 1 + n_images // 2, rng))
-    # More directions than images, so that there are enough different images with a single mode,
-    # too.
+    # More directions than images, so that there are
+    # enough different images with a single mode, too.
     directions = rng.sample(
         POOLS["direction"], draw_count(range(n_images + 1, 17), n_images + 3, rng)
     )

@@ -86,8 +86,8 @@ def _draw_ways(
     """Draw pairs of areas next to each other: in the depots, and the dock with doors and the containers' cells."""
     ways = [(slot, dock) for slot in slots]
     for room in rooms:
-        # The first cell is always a door, so that the dock reaches every depot; up to a quarter of
-        # the others are, too.
+        # The first cell is always a door, so that the dock reaches
+        # every depot; up to a quarter of the others are, too.
         doors = [room[0], *rng.sample(room[1:], rng.randint(0, len(room) // 4))]
         ways += [(door, dock) for door in doors]
         ways += [(room[a], room[b]) for a, b in neighbours(draw_region(len(room), rng))]

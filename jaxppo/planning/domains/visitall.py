@@ -35,8 +35,8 @@ def draw_problem(n_cells: int, rng: random.Random, name: str) -> str:
 def _draw_ways(n_cells: int, openness: float, rng: random.Random) -> list[tuple[int, int]]:
     """Draw pairs of connected cells: each with one earlier neighbour, and a share of the other pairs of neighbours."""
     pairs = neighbours(draw_region(n_cells, rng))
-    # Every cell of a region is next to an earlier one, so that one such way for each makes a
-    # spanning tree.
+    # Every cell of a region is next to an earlier one, so
+    # that one such way for each makes a spanning tree.
     tree = []
     for cell in range(1, n_cells):
         tree.append(rng.choice([pair for pair in pairs if pair[0] == cell]))

@@ -35,8 +35,8 @@ from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.solve.planners import PlanTask, find_plans
 
-# What each kind of source is read with: the source, and the folder with its PDDL files where it has
-# none itself.
+# What each kind of source is read with: the source, and
+# the folder with its PDDL files where it has none itself.
 _READERS: Mapping[str, Callable[[Path, Path], Reading]] = {
     "pddl": lambda source, _: read_pddl(source),
     "planbench": read_planbench,
@@ -107,8 +107,8 @@ def _import(
         splits, not_placed = assign_splits(solved, config, progress.update)
     rejected += not_placed
     rows = _rows(splits, config, rejected)
-    # An import of nothing is refused before the long stages, with the reason that it most likely
-    # has.
+    # An import of nothing is refused before the long
+    # stages, with the reason that it most likely has.
     if not rows:
         first = f"{rejected[0].source}: {rejected[0].reason}" if rejected else "none at all"
         raise DataError(
@@ -286,8 +286,8 @@ def _row(problem: SourceProblem, split: str, config: ImportConfig) -> Row:
         planner=problem.planner,
         **problem.columns,
     )
-    # The first plan is the completion; a row with several lists them all, so that any of them
-    # counts as the reference.
+    # The first plan is the completion; a row with several lists
+    # them all, so that any of them counts as the reference.
     if len(problem.plans) > 1:
         row["reference_plan"] = [list(map(format_action, plan)) for plan in problem.plans]
     return row
@@ -299,8 +299,8 @@ def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -
     With few names some copies have the prompt of another row: those are left out, as are those whose id is taken. A
     problem whose objects can have no other names is rejected as a copy; the row itself stays.
     """
-    # The new names are those of all problems of a domain in these rows, so that no copy has a word
-    # that no prompt has.
+    # The new names are those of all problems of a domain in
+    # these rows, so that no copy has a word that no prompt has.
     problems: dict[str, list[Problem]] = {}
     for row in rows:
         problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))

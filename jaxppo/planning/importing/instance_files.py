@@ -291,8 +291,8 @@ class Instances:
                 config = parse_yaml(read_text(path))
             except (DataError, yaml.YAMLError):
                 continue
-            # Rows name a configuration by its file or by the domain's name in it; the latter is
-            # PlanBench's own way.
+            # Rows name a configuration by its file or by the
+            # domain's name in it; the latter is PlanBench's own way.
             if isinstance(config, dict):
                 configs.setdefault(path.stem, config)
                 configs[str(config.get("domain_name", path.stem))] = config

@@ -11,8 +11,8 @@ from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.importing.source_files import ErrorCache, natural_key
 
-# Possessive quantifiers, here and below: a hostile file must not make the match take longer than
-# linear time.
+# Possessive quantifiers, here and below: a hostile file
+# must not make the match take longer than linear time.
 _COMMENT = re.compile(r";[^\n]*+")
 _DEFINITION = re.compile(r"\s*+\(\s*+define\s*+\(\s*+(domain|problem)\s++([^\s()]++)\s*+\)")
 _DOMAIN_OF_PROBLEM = re.compile(r"\(\s*+:domain\s++([^\s()]++)\s*+\)")
@@ -94,8 +94,8 @@ class PddlFolder:
         Raises:
             DataError: there is none, or several that differ.
         """
-        # From the inside out, so that a domain beside the problem wins over one of the same name
-        # further up.
+        # From the inside out, so that a domain beside the
+        # problem wins over one of the same name further up.
         nearest: list[Definition] = []
         for folder in self._folders_above(problem.path):
             domains: list[Definition] = []
@@ -105,8 +105,8 @@ class PddlFolder:
             if with_name:
                 return self._only_domain(with_name, problem)
             nearest = nearest or domains
-        # No domain has the name: the nearest one is taken, as VAL does, which does not compare the
-        # names.
+        # No domain has the name: the nearest one is taken,
+        # as VAL does, which does not compare the names.
         if not nearest:
             raise DataError(
                 f"domain: expected a file that defines the domain '{problem.domain}', got none"
@@ -128,8 +128,8 @@ class PddlFolder:
             paths += self._numbered(folder, problem.path.name + suffix)
         for plan_folder in self._plan_folders(folder):
             paths += self._starting_with(plan_folder, problem.path.stem)
-        # A planner writes `sas_plan` for whatever it solves: with several problems nobody knows for
-        # which.
+        # A planner writes `sas_plan` for whatever it solves:
+        # with several problems nobody knows for which.
         if len(self._in_folder(folder, "problem")) == 1:
             paths += self._numbered(folder, _SAS_PLAN)
         return list(dict.fromkeys(paths))
@@ -143,8 +143,8 @@ class PddlFolder:
         for base in bases:
             folders += [base / name for name in PLAN_FOLDERS]
         for base in self._folders_above(folder / "problem"):
-            # With and without the first folder: `solutions/easy` may mirror `problems/easy`, or
-            # `easy`.
+            # With and without the first folder: `solutions/easy`
+            # may mirror `problems/easy`, or `easy`.
             parts = folder.relative_to(base).parts
             for mirrored in (parts, parts[1:]):
                 if mirrored:

@@ -86,8 +86,8 @@ def config_of(path: Path, content: Mapping[str, Any], configs: Collection[str]) 
 
     Some files call their domain `blocksworld_zero_shot` or `blocksworld/generated_basic`.
     """
-    # Resolved, so that a file that is named alone (`t1.json` in its own folder) still has its
-    # folders.
+    # Resolved, so that a file that is named alone
+    # (`t1.json` in its own folder) still has its folders.
     folders = path.resolve().parts[-3:-1]
     return next((name for name in folders if name in configs), content["domain"])
 

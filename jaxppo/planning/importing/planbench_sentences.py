@@ -40,8 +40,8 @@ class Sentences:
             short_names = {_phrase(name, compact): name for name in problem.objects}
         else:
             short_names = _first_words(self._objects_by_phrase)
-        # Where one word names two objects: the prompts' phrase before the PDDL name, and that
-        # before the short name.
+        # Where one word names two objects: the prompts' phrase
+        # before the PDDL name, and that before the short name.
         all_names = short_names | {name: name for name in problem.objects} | self._objects_by_phrase
         self.names: Mapping[str, str] = {phrase.lower(): name for phrase, name in all_names.items()}
         """What an object may be called, in lower case, to the object."""
@@ -105,8 +105,8 @@ class Sentences:
             return
         templates = list(self._actions)
         for match in self._text_pattern.finditer(text):
-            # The group around a template closes last, so it is the last one; those of its objects
-            # follow it by number.
+            # The group around a template closes last, so it is the
+            # last one; those of its objects follow it by number.
             template_group = match.lastindex or 1
             template = templates[int((match.lastgroup or "_0")[1:])]
             phrases = []

@@ -70,8 +70,8 @@ def read_plan(text: str) -> tuple[Action, ...]:
     if plan.error is None:
         return plan.actions
     timed = parse_timed_plan_text(text)
-    # Time stamps of a classical planner are only the order of its steps, which need not be that of
-    # the lines.
+    # Time stamps of a classical planner are only the order
+    # of its steps, which need not be that of the lines.
     if timed.error is None:
         steps = sorted(timed.steps, key=lambda step: step.start)
         return tuple(step.action for step in steps)

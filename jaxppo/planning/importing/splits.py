@@ -49,8 +49,8 @@ def assign_splits(
     for number, problem in enumerate(problems, 1):
         measured.append(_measure(problem))
         progress(number)
-    # All problems are measured before the first is placed: what counts as larger depends on all
-    # others.
+    # All problems are measured before the first is
+    # placed: what counts as larger depends on all others.
     most_objects = _most_objects_by_domain(measured, config)
     register = _Register()
     rejected: list[Rejected] = []
@@ -80,8 +80,8 @@ class _Register:
         twin = self._id_in_split.get(self._key(measurement, split))
         if twin is not None and not may_repeat:
             return f"duplicate of {twin}"
-        # In a split the text of the domain counts, too; across splits the form alone: train and
-        # test share none.
+        # In a split the text of the domain counts, too; across
+        # splits the form alone: train and test share none.
         first_split, first_id = self._first_of_form.get(measurement.form, (split, ""))
         return (
             None if first_split == split else f"duplicate of {first_id}, which is in {first_split}"
@@ -118,8 +118,8 @@ def _split_of(
         return problem.split, None
     if config.split != AUTO:
         return config.split, None
-    # A canonical form of other words is another one: such a row could be in train while its
-    # original is in test.
+    # A canonical form of other words is another one: such a
+    # row could be in train while its original is in test.
     if problem.columns.get("obfuscation"):
         return "", "obfuscated: expected split keep for a row in other words, got auto"
     length = len(problem.plans[0])
@@ -131,8 +131,8 @@ def _split_of(
     partition = partition_of_form(measurement.form)
     if is_short and not is_larger:
         return partition, None
-    # As in `build`, the harder splits are of test's partition, so that none of their forms is ever
-    # trained on.
+    # As in `build`, the harder splits are of test's partition,
+    # so that none of their forms is ever trained on.
     split = "test_larger" if is_larger else "test_longer"
     if partition == "test":
         return split, None

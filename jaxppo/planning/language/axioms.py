@@ -66,8 +66,8 @@ def read_rules(
     # Between predicates, not atoms: what an atom depends on is known once objects are filled in.
     uses = {name: _uses(name_rules, rules) for name, name_rules in rules.items()}
     strata = _strata(uses, forms, scope)
-    # A rule that compares numbers may read a function without a value; VAL gives wrong answers
-    # where it is recursive.
+    # A rule that compares numbers may read a function without
+    # a value; VAL gives wrong answers where it is recursive.
     comparing = [name for name, name_rules in rules.items() if _compares(name_rules)]
     for name in comparing:
         if name in _used_by(name, uses):

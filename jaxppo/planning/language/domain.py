@@ -22,8 +22,8 @@ from jaxppo.planning.language.typed_lists import (
 )
 
 _KEYWORD = re.compile(r":[a-z][a-z0-9-]*+")
-# Each of these at most once, and before the first action or rule: otherwise VAL reads on and loses
-# what it has read.
+# Each of these at most once, and before the first action or
+# rule: otherwise VAL reads on and loses what it has read.
 _DECLARATIONS = frozenset({":requirements", ":types", ":constants", ":predicates", ":functions"})
 _SECTIONS = _DECLARATIONS | {":action", ":derived"}
 # Durative actions are refused, except where only names are read.
@@ -42,8 +42,8 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     typed = any(section[0] == ":types" for section in sections)
     types = read_types(items_of(sections, ":types"), scope)
     ancestors = ancestors_of(types)
-    # An untyped domain may use objects that only its problems declare; they are collected in
-    # `undeclared`.
+    # An untyped domain may use objects that only its
+    # problems declare; they are collected in `undeclared`.
     scope = replace(scope, typed=typed, ancestors=ancestors, undeclared=None if typed else set())
     if not scope.names_only:
         scope = replace(scope, functions=_functions(items_of(sections, ":functions"), scope))
@@ -51,8 +51,8 @@ def read_domain(form: list[Node], scope: Scope) -> Domain:
     predicates = _predicates(items_of(sections, ":predicates"), scope)
     derived_forms = [] if scope.names_only else sections_of(sections, ":derived")
     derived = derived_predicates(derived_forms)
-    # The rules are not read yet, so it is not known which of them lead to a comparison: all count
-    # as fallible.
+    # The rules are not read yet, so it is not known which
+    # of them lead to a comparison: all count as fallible.
     fallible = derived if compare_numbers(derived_forms) else frozenset()
     scope = replace(scope, predicates=predicates, terms=constants)
     scope = replace(scope, derived=derived, fallible=fallible)
@@ -165,8 +165,8 @@ def _predicates(items: Sequence[Node], scope: Scope) -> dict[str, tuple[Types, .
         name, types = _signature(node, "predicate", scope)
         if name in predicates:
             scope.fail(node, "a predicate to be declared once")
-        # A predicate with the name of a function cannot be used: VAL reads the function wherever
-        # the name stands.
+        # A predicate with the name of a function cannot be
+        # used: VAL reads the function wherever the name stands.
         if name not in scope.functions:
             predicates[name] = types
     return predicates

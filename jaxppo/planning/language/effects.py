@@ -39,8 +39,8 @@ class Effect:
     updates: list[Update] = field(default_factory=list)
 
 
-# The place of a form to the place of the forms inside its `and`; a `flat` place holds plain effects
-# only.
+# The place of a form to the place of the forms inside
+# its `and`; a `flat` place holds plain effects only.
 _NESTED = {"top": "and", "forall": "and", "and": "flat", "when": "flat"}
 
 

@@ -29,8 +29,8 @@ Action = tuple[str, ...]
 Span = tuple[int, int]
 """A piece of a text: the index of its first character, and the index after its last."""
 
-# ASCII only and possessive (`*+`): look-alike letters are refused, and hostile text costs linear
-# time.
+# ASCII only and possessive (`*+`): look-alike letters
+# are refused, and hostile text costs linear time.
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]*+"
 _SPACE = r"[ \t\r\n]"
 _COMMENT = re.compile(r";[^\n]*+\n")

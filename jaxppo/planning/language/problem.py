@@ -84,8 +84,8 @@ def _check_objects_have_types(form: list[Node], objects: Mapping[str, Types], sc
     """Refuse objects without a type where something ranges over the objects of a type: VAL has no answer then."""
     for name, types in objects.items():
         if not types:
-            # The word in the text has the line for the message; a constant of the domain has none
-            # here.
+            # The word in the text has the line for the
+            # message; a constant of the domain has none here.
             lists = (section for section in form if isinstance(section, list) and name in section)
             section = next(lists, None)
             node = form if section is None else section[section.index(name)]

@@ -26,8 +26,8 @@ RESERVED = frozenset(
     always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after preference
     name number duration minimize maximize total-time is-violated""".split()  # noqa: SIM905
 )
-# Words of PDDL's conditions and effects that are not covered here (`at` and `over` may also name
-# predicates).
+# Words of PDDL's conditions and effects that are not
+# covered here (`at` and `over` may also name predicates).
 BEYOND = frozenset(
     """always sometime within at-most-once sometime-after sometime-before always-within hold-during hold-after
     preference at over""".split()  # noqa: SIM905

@@ -21,12 +21,12 @@ _COMMENT = re.compile(r";[^\n]*+")
 _TOKEN = re.compile(r"[()]|[a-z_?:][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S")
 # VAL reads the `?` of a variable and its name as two words.
 _SPACED_VARIABLE = re.compile(r"\?(\s++)(?=[A-Za-z_])")
-# Unicode's blanks, from copied text, count as blanks; other characters are refused, for some look
-# like letters.
+# Unicode's blanks, from copied text, count as blanks;
+# other characters are refused, for some look like letters.
 _FOREIGN = re.compile(r"[^\x00-\x7f\s]")
 _BYTE_ORDER_MARK = "\ufeff"
-# No real PDDL nests deeper; the limit keeps the recursive readers of the result clear of Python's
-# own.
+# No real PDDL nests deeper; the limit keeps the
+# recursive readers of the result clear of Python's own.
 _MAX_DEPTH = 100
 
 

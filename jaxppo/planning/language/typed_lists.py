@@ -107,8 +107,8 @@ def declared_types(
         earlier_types: the types of names that an earlier list has declared.
     """
     types_of = dict(earlier_types or {})
-    # First every name in the order of the text, then its types from the last declaration on, as VAL
-    # reads them.
+    # First every name in the order of the text, then its
+    # types from the last declaration on, as VAL reads them.
     for name, _ in declarations:
         types_of.setdefault(name, ())
     for name, types in reversed(declarations):

@@ -30,8 +30,8 @@ def plan_span(text: str) -> Span:
         text: what a model wrote.
     """
     start = _after_thinking(text)
-    # With tags that are not those of one thinking part, all of the text is the plan, and cannot be
-    # read as one.
+    # With tags that are not those of one thinking part, all
+    # of the text is the plan, and cannot be read as one.
     return (0, len(text)) if start is None else _marked(text, start)
 
 
@@ -64,8 +64,8 @@ def _marked(text: str, start: int) -> Span:
 
 def _fenced(text: str, start: int, first: Span, second: Span) -> Span:
     """Return what lies between two fences, if each has a line of its own; else all of the text from `start` on."""
-    # The block is what begins on the line after the first fence, and ends before the line of the
-    # second.
+    # The block is what begins on the line after the first
+    # fence, and ends before the line of the second.
     block_start = text.find("\n", first[1]) + 1
     block_end = text.rfind("\n", start, second[0]) + 1
     if not 0 < block_start <= block_end:

@@ -53,8 +53,8 @@ def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
 
 def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
     """Read steps with `;` between them."""
-    # No steps are the plan of a problem whose goal holds at the start; `;` alone is an empty step,
-    # which is an error.
+    # No steps are the plan of a problem whose goal holds at
+    # the start; `;` alone is an empty step, which is an error.
     if _BLANK.fullmatch(text):
         return ParsedPlan(())
     actions: list[Action] = []

@@ -187,8 +187,8 @@ def _facts(problem: Problem) -> list[Atom]:
 
 def _chain(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Return the objects of a relation in order, if it puts each two of them in one; else nothing."""
-    # In an order, the first object stands before all others, the second before all but one, and so
-    # on.
+    # In an order, the first object stands before all
+    # others, the second before all but one, and so on.
     n_followers = Counter(first for first, _ in pairs)
     names: set[str] = set().union(*pairs)
     chain = sorted(names, key=n_followers.__getitem__, reverse=True)

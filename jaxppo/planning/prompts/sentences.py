@@ -60,8 +60,8 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
     actions: list[Action] = []
     spans: list[Span] = []
     position = 0
-    # `lower` keeps the length of readable characters, which are ASCII, so places in it are places
-    # in the text.
+    # `lower` keeps the length of readable characters, which
+    # are ASCII, so places in it are places in the text.
     for sentence in sentences:
         spans.append(trimmed(text, position, position + len(sentence) + 1))
         position += len(sentence) + 1

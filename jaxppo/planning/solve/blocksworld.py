@@ -56,8 +56,8 @@ def _places(names: list[str], atoms: Iterable[Atom], field: str) -> Places:
 
 
 def _search(start: Places, goal: Places) -> list[Move]:
-    # Among equals the deeper node is next, and then the earlier one, so that nodes are never
-    # compared.
+    # Among equals the deeper node is next, and then the
+    # earlier one, so that nodes are never compared.
     arrival = count()
     frontier = [(len(_misplaced(start, goal)), 0, next(arrival), start)]
     came_from: dict[Places, tuple[Places, Move] | None] = {start: None}

@@ -44,8 +44,8 @@ class PlanCache:
         if path is None or not path.exists():
             return
         for line in path.read_bytes().split(b"\n"):
-            # A process that was killed while it wrote has left half a line: that problem is solved
-            # again.
+            # A process that was killed while it wrote has
+            # left half a line: that problem is solved again.
             try:
                 entry = json.loads(line)
                 actions = entry["plan"]

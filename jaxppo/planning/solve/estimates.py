@@ -23,8 +23,8 @@ def relaxed_plan(task: StripsTask, state: int) -> tuple[int, set[int]]:
     plan: set[int] = set()
     visited = set(task.goals)
     stack = list(task.goals)
-    # From the goals backwards: each fact that does not hold yet adds its step, and what that step
-    # needs.
+    # From the goals backwards: each fact that does not
+    # hold yet adds its step, and what that step needs.
     while stack:
         fact = stack.pop()
         number = cheapest_step[fact]

@@ -58,8 +58,8 @@ class FastDownward:
             plan_file = folder / "plan"
             domain_file.write_text(_MISSING_BLANK.sub(" ", domain_pddl), encoding="utf-8")
             problem_file.write_text(_MISSING_BLANK.sub(" ", problem_pddl), encoding="utf-8")
-            # An alias is an option of the driver, before the files; a search is one of the planner,
-            # after them.
+            # An alias is an option of the driver, before the
+            # files; a search is one of the planner, after them.
             files = (str(domain_file), str(problem_file))
             arguments = (*files, *_OPTIMAL) if self._optimal else (*_SATISFICING, *files)
             command = [
@@ -70,8 +70,8 @@ class FastDownward:
                 *arguments,
             ]
             process = subprocess.run(command, cwd=folder, capture_output=True, check=False)
-            # The file decides, not the status, which may be that of a time-out after a plan was
-            # written.
+            # The file decides, not the status, which may be
+            # that of a time-out after a plan was written.
             if not plan_file.is_file():
                 return PlannerAnswer(None, _reason(process))
             plan = parse_plan_text(plan_file.read_text(encoding="utf-8"))

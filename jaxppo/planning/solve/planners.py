@@ -44,8 +44,8 @@ class Planner(NamedTuple):
     licence: str = "Apache-2.0"
 
 
-# Named, not imported: engines are made in planner processes, and some of their packages are slow or
-# missing.
+# Named, not imported: engines are made in planner
+# processes, and some of their packages are slow or missing.
 _BUILTIN = "jaxppo.planning.solve.engines:Builtin"
 _UNIFIED = "jaxppo.planning.solve.engines:Unified"
 _DOWNWARD = "jaxppo.planning.solve.fast_downward:FastDownward"

@@ -129,8 +129,8 @@ def _environment(folder: str) -> dict[str, str]:
     environment = python_environment()
     for name in ("TMPDIR", "TEMP", "TMP"):
         environment[name] = folder
-    # The order of a set of texts would be another one in each process, and with it a planner's
-    # plan.
+    # The order of a set of texts would be another one
+    # in each process, and with it a planner's plan.
     environment["PYTHONHASHSEED"] = "0"
     return environment
 

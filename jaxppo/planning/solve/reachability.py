@@ -51,8 +51,8 @@ class _ReachedFacts:
     """The facts reached so far, found by some of their arguments."""
 
     def __init__(self, patterns: Iterable[_Pattern]):
-        # Predicate to places to the names there to the facts: an index for each look-up that some
-        # join makes.
+        # Predicate to places to the names there to the facts:
+        # an index for each look-up that some join makes.
         self._indexes: dict[str, dict[tuple[int, ...], dict[tuple[str, ...], list[Atom]]]] = {}
         for atom, places in patterns:
             self._indexes.setdefault(atom[0], {})[places] = {}
@@ -124,16 +124,16 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
                 steps[action] = step
                 # Kept all the same, so that it is not grounded again; it is left out in the end.
                 if NEVER not in step.true:
-                    # Sorted: the order of a set would differ between processes, and with it the
-                    # plan.
+                    # Sorted: the order of a set would differ
+                    # between processes, and with it the plan.
                     new_facts = sorted(step.add - queued)
                     queued.update(new_facts)
                     queue.extend(new_facts)
 
     for join in joins_without_trigger:
         add_steps(join, {})
-    # Joined only with facts before it, and with itself: a pair is completed by the later of the
-    # two.
+    # Joined only with facts before it, and with itself:
+    # a pair is completed by the later of the two.
     for fact in queue:  # it grows
         reached.add(fact)
         for join in joins_by_predicate.get(fact[0], ()):
@@ -170,8 +170,8 @@ def _joins(schema: ActionSchema) -> Iterator[_Join]:
 
 def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[tuple[_Pattern, ...], set[str]]:
     """Order the look-ups: always next the one with the fewest open variables, and all variables bound in the end."""
-    # Few open variables, few facts that fit: what is tried grows with the product over all
-    # look-ups.
+    # Few open variables, few facts that fit: what is
+    # tried grows with the product over all look-ups.
     patterns = []
     while atoms:
         atom = min(atoms, key=lambda candidate: len(_variables(candidate) - bound))

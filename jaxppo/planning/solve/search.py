@@ -23,8 +23,8 @@ VERSION = "2"
 """Grows with every change that may change a plan."""
 MAX_STATES = 50_000
 """States that a search keeps: a minute or so, and some hundred MB."""
-# How far preferred steps run ahead while they make progress. Source: Richter and Helmert (2009),
-# section 4.
+# How far preferred steps run ahead while they make
+# progress. Source: Richter and Helmert (2009), section 4.
 _BOOST = 1000
 _NO_STEP = -1
 """Before the start."""
@@ -174,15 +174,15 @@ def _shortest(task: StripsTask, max_states: int, max_length: int) -> list[int] |
     greedy = _greedy(task, max_states)
     if greedy is None:
         return None
-    # Only plans that are shorter than the greedy one are looked for, and none that is longer than
-    # was asked for.
+    # Only plans that are shorter than the greedy one are
+    # looked for, and none that is longer than was asked for.
     bound = min(len(greedy), max_length + 1)
     came_from: _CameFrom = {task.start: None}
     distance = {task.start: 0}
     evaluated = {task.start: (estimate, cut)}
     order = count()
-    # Of states with equal sums the one that is further from the start is next, as it is closer to
-    # the goal.
+    # Of states with equal sums the one that is further
+    # from the start is next, as it is closer to the goal.
     heap = [(estimate, 0, next(order), task.start)]
     while heap and heap[0][0] < bound:
         total, negative_length, _, state = heapq.heappop(heap)
@@ -196,16 +196,16 @@ def _shortest(task: StripsTask, max_states: int, max_length: int) -> list[int] |
             _check_limit(evaluated, max_states)
             evaluated[state] = landmark_cut(task, state, bound - length)
         estimate, cut = evaluated[state]
-        # Its own landmarks are more than those of the state before it promised: it waits for its
-        # turn again.
+        # Its own landmarks are more than those of the state
+        # before it promised: it waits for its turn again.
         if length + estimate > total:
             heapq.heappush(heap, (length + estimate, -length, next(order), state))
             continue
         next_length = length + 1
         for number in _applicable(task, state):
             next_state = _after(task, state, number)
-            # A step of the cut lowers the number of landmarks by one at most, any other step not at
-            # all.
+            # A step of the cut lowers the number of landmarks
+            # by one at most, any other step not at all.
             lower_bound = (
                 evaluated[next_state][0] if next_state in evaluated else estimate - (number in cut)
             )

@@ -31,8 +31,8 @@ from jaxppo.planning.language.task import compares_numbers
 _OBJECT = re.compile(r"(?<= )(?<!- )[a-z_][\w-]*+(?=[ )])")
 
 _LOG = logging.getLogger(__name__)
-# Facts that may be looked at, some seconds' work; only problems with hundreds of objects alike need
-# more.
+# Facts that may be looked at, some seconds' work; only
+# problems with hundreds of objects alike need more.
 _MAX_WORK = 5_000_000
 # Numbers that are copied in the time of looking at a fact.
 _COPIES = 16
@@ -90,8 +90,8 @@ def canonical_form(problem: Problem) -> str:
 def _structure(problem: Problem) -> _Structure:
     # Numbers in the order of the declaration, which must not show in the text: only colours do.
     index = {name: number for number, name in enumerate(problem.objects)}
-    # The actions use constants by their names, so a renaming must keep them: each is a kind of its
-    # own.
+    # The actions use constants by their names, so a
+    # renaming must keep them: each is a kind of its own.
     constants = problem.domain.constants.keys() | problem.domain.late_constants
     kinds = []
     for name, types in problem.objects.items():
@@ -149,8 +149,8 @@ def _twins(
 ) -> tuple[int, ...]:
     """Find the first twin of each object."""
     orbits = _Orbits(len(kinds))
-    # Twins that share no fact: their facts are the same but for themselves. A dictionary finds them
-    # without comparing all pairs.
+    # Twins that share no fact: their facts are the same but for
+    # themselves. A dictionary finds them without comparing all pairs.
     first_with: dict[tuple, int] = {}
     shapes = []
     for number, (kind, facts) in enumerate(zip(kinds, occurrences, strict=True)):
@@ -275,8 +275,8 @@ class _Search:
         text, first_end, orbits = self.smallest_text(first_colouring)
         if len(branches) == 1:
             return text, first_end, orbits
-        # The ends of the first paths of all branches, by their texts: an equal text shows a
-        # symmetry.
+        # The ends of the first paths of all branches, by
+        # their texts: an equal text shows a symmetry.
         ends = {_text(self._structure, first_end): first_end}
         tried = [branches[0][0]]
         for branch in branches[1:]:
@@ -287,8 +287,8 @@ class _Search:
             branch_end = self._first_end(branch_colouring)
             branch_end_text = _text(self._structure, branch_end)
             if branch_end_text in ends:
-                # The branch is the image of an earlier one, whose texts are the same: it need not
-                # be searched.
+                # The branch is the image of an earlier one, whose
+                # texts are the same: it need not be searched.
                 orbits.join_all(_symmetry(ends[branch_end_text], branch_end))
                 continue
             ends[branch_end_text] = branch_end
@@ -354,8 +354,8 @@ class _Search:
             affected: the members of classes that may differ from the others of their class, which all look alike.
         """
         while affected and colouring.classes:
-            # All classes are looked at before one is divided, so that the order of the classes does
-            # not matter.
+            # All classes are looked at before one is divided,
+            # so that the order of the classes does not matter.
             groups_by_colour = {}
             for colour, members in affected.items():
                 groups_by_colour[colour] = self._groups(colouring, colour, members)
@@ -363,8 +363,8 @@ class _Search:
             for colour, groups in groups_by_colour.items():
                 if len(groups) > 1:
                     colouring.divide(colour, groups)
-                    # One group may be left out: an object sees the change in the others. The
-                    # largest saves most work.
+                    # One group may be left out: an object sees the
+                    # change in the others. The largest saves most work.
                     largest = max(groups, key=len)
                     for group in groups:
                         if group is not largest:

@@ -138,16 +138,16 @@ class Audit:
 
 def _digest(case: Case) -> str:
     domain, problem, plan = case
-    # As a list, so that moving text from the end of one part to the start of the next gives another
-    # digest.
+    # As a list, so that moving text from the end of one
+    # part to the start of the next gives another digest.
     content = json.dumps([domain, problem, format_plan(plan)])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _uniform(seed: int, digest: str) -> float:
     """Turn a digest into a number in [0, 1) that looks random."""
-    # No generator of random numbers: the sample must not depend on the order of plans, nor on where
-    # a run was resumed.
+    # No generator of random numbers: the sample must not depend
+    # on the order of plans, nor on where a run was resumed.
     first_bytes = hashlib.sha256(f"{seed} {digest}".encode()).digest()[:6]
     return int.from_bytes(first_bytes) / 2 ** (8 * len(first_bytes))
 

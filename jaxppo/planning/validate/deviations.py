@@ -13,18 +13,18 @@ from jaxppo.planning.language.task import ACTION_PARTS
 from jaxppo.planning.language.temporal import Plan
 
 _COMMENT = re.compile(r";[^\n]*+")
-# Words that VAL's lexer takes for its own wherever they stand; `at start` only with one blank, and
-# before more.
+# Words that VAL's lexer takes for its own wherever they
+# stand; `at start` only with one blank, and before more.
 _VAL_WORD = re.compile(
     r"(?<![\w:-])(?:after|supply-demand)(?![\w-])|(?<![\w:-])(?:at (?:start|end)|over all)(?=[ \t\n(])|^time(?![\w-])",
     re.MULTILINE,
 )
-# VAL's parser has a stack of 10,000 entries; a plan with more steps, or a list with more names,
-# overflows it.
+# VAL's parser has a stack of 10,000 entries; a plan with
+# more steps, or a list with more names, overflows it.
 _MAX_STEPS = 9_995
 _MAX_STACK = 9_900
-# A group of objects with a type takes three entries until the list ends: the names, `-` and the
-# type.
+# A group of objects with a type takes three entries
+# until the list ends: the names, `-` and the type.
 _GROUP_ENTRIES = 3
 
 

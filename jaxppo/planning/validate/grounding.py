@@ -259,8 +259,8 @@ class Grounder:
                 if atom[0] == "=" or not (atom[0] in self._changing or atom[0] in self._rules):
                     yield Literal(atom, positive == truth)
             case Junction(word, parts):
-                # All parts of a true `and`, or of a false `or`, have the same truth; of the others
-                # any one may.
+                # All parts of a true `and`, or of a false `or`,
+                # have the same truth; of the others any one may.
                 if (word == "and") == truth or len(parts) == 1:
                     for part in parts:
                         yield from self._guards(part, truth)
@@ -311,8 +311,8 @@ class Grounder:
                 patterns.append(atom)
         if not patterns:
             return objects
-        # An inner variable may hide an outer one of the same name, whose object must not be filled
-        # in for it.
+        # An inner variable may hide an outer one of the same
+        # name, whose object must not be filled in for it.
         visible = {variable: term for variable, term in binding.items() if variable != name}
         matches = [self._matches(bound_atom(atom, visible), name) for atom in patterns]
         fewest_matches = min(matches, key=len)

@@ -60,8 +60,8 @@ class Rules:
         """
         if atom not in self._batch_numbers:
             members, uses = self._depth_first(atom)
-            # A stable sort: within a stratum the depth-first order stays, so that few passes reach
-            # the fixed point.
+            # A stable sort: within a stratum the depth-first order
+            # stays, so that few passes reach the fixed point.
             members.sort(key=self._stratum_of)
             strata = groupby(members, key=self._stratum_of)
             for member, _ in members:
@@ -149,8 +149,8 @@ class State:
             UndefinedNumberError: a condition of an effect reads a function without a value.
             UpdateError: its changes of numbers contradict each other or read a function without a value.
         """
-        # All conditions and amounts are read in the old state, and all deletions come before any
-        # addition.
+        # All conditions and amounts are read in the old
+        # state, and all deletions come before any addition.
         effects = [effect for effect in extras.effects if self.holds(effect.condition)]
         updates: list[Update] = []
         for effect in effects:
@@ -175,8 +175,8 @@ class State:
             return None
 
     def _holds_derived(self, atom: Atom) -> bool:
-        # While a batch is computed all its atoms have a value, so this does not start to compute it
-        # again.
+        # While a batch is computed all its atoms have a
+        # value, so this does not start to compute it again.
         if atom not in self._derived:
             self._derive(atom)
         value = self._derived[atom]
@@ -212,8 +212,8 @@ class State:
         changed = False
         for atom, body in stratum:
             previous = self._derived[atom]
-            # What holds once holds for good: within a stratum no rule reads the negation of its
-            # atoms.
+            # What holds once holds for good: within a stratum
+            # no rule reads the negation of its atoms.
             if not previous:
                 value = self.holds_if_defined(body)
                 self._derived[atom] = value

@@ -140,8 +140,8 @@ class _Replay:
 
     def _apply(self, action: Action) -> None:
         step = self._grounder.step(action)
-        # Also for a plain step, unlike in `execute`: here derived atoms were read before it and
-        # have to be forgotten.
+        # Also for a plain step, unlike in `execute`: here derived
+        # atoms were read before it and have to be forgotten.
         self._state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)
 
     def _applied(self, action: Action) -> TraceStep:
@@ -166,8 +166,8 @@ class _Replay:
 
     def _failing(self, actions: Sequence[Action]) -> TraceStep:
         action = actions[-1]
-        # Of the plan up to here: the verdict on the whole plan may name a wrong step after this
-        # one.
+        # Of the plan up to here: the verdict on the whole
+        # plan may name a wrong step after this one.
         verdict = execute(self._problem, actions)
         is_legal = check_action(self._problem, action) is None
         preconditions = self._preconditions(action) if is_legal else ()

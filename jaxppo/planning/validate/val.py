@@ -135,8 +135,8 @@ def run_val_many(
     # Equal cases are found by their hash, which lists do not have.
     keys = [(domain, problem, tuple(plan)) for domain, problem, plan in cases]
     program = find_val()
-    # Before the complaint that VAL is missing, so that a file that cannot be read is the first
-    # error.
+    # Before the complaint that VAL is missing, so that
+    # a file that cannot be read is the first error.
     names: dict[tuple[str, str], PlanNames] = {}
     for domain, problem, _ in keys:
         if (domain, problem) not in names:

@@ -21,8 +21,8 @@ _SET = re.compile(r"\(Set (\([^()]*+\)) to (true|false)\)")
 _INDEX = re.compile(r"[1-9][0-9]{0,8}")
 _TIME = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?")
 _WRONG_DURATION = "Failed duration constraint"
-# VAL prints times with six digits, and times less than a thousandth apart are the same moment for
-# it.
+# VAL prints times with six digits, and times less
+# than a thousandth apart are the same moment for it.
 _TIME_PRECISION = 1e-5
 _TIME_TOLERANCE = 0.001
 
@@ -57,8 +57,8 @@ def read_verdict(return_code: int, stdout: str, stderr: str, steps: Plan) -> Pla
         return PlanVerdict.executed(goal_reached=False, failed_condition=failed_condition(stdout))
     if return_code == 1 and _UNSATISFIED in stdout:
         return _unsatisfied(stdout, steps)
-    # Steps at one time that disturb each other, and constraints on the way: no single step is to
-    # blame.
+    # Steps at one time that disturb each other, and
+    # constraints on the way: no single step is to blame.
     if return_code == 1 and "Plan failed to execute" in stdout:
         return PlanVerdict.refused(PlanError.PRECONDITION)
     return None

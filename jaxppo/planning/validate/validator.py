@@ -135,15 +135,15 @@ def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
 
 
 def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
-    # A total cost that only grows would make every state a new one, so numbers count only where
-    # conditions read them.
+    # A total cost that only grows would make every state a new
+    # one, so numbers count only where conditions read them.
     values = frozenset(state.values.items()) if numbers_matter else frozenset()
     goals_reached = _count_reached(task, state)
     return Visit((frozenset(state.facts), values), goals_reached, len(task.goal.parts))
 
 
-# As many as `parse_problem` keeps: there equal texts give the same object, and so the same task
-# here.
+# As many as `parse_problem` keeps: there equal texts
+# give the same object, and so the same task here.
 @lru_cache(maxsize=4096)
 def _task(problem: Problem) -> _Task:
     grounder = Grounder(problem)
@@ -189,8 +189,8 @@ def _run(task: _Task, state: State, actions: Sequence[Action]) -> _Stop | None:
             parts = task.grounder.precondition_parts(action)
             return _Stop(number, _first_false(task, state, parts))
         if extras is None:
-            # Derived atoms need not be forgotten: only steps with extras read any, and those forget
-            # them at their end.
+            # Derived atoms need not be forgotten: only steps with
+            # extras read any, and those forget them at their end.
             facts -= delete
             facts |= add
         elif reason := _apply(task, state, action, extras, delete, add):
@@ -229,8 +229,8 @@ def _apply(
 
 def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Binding]]) -> str:
     """Write the first of these conditions that does not hold."""
-    # Filled in anew from the text: the cached steps have lost the order of conditions, and their
-    # words.
+    # Filled in anew from the text: the cached steps have
+    # lost the order of conditions, and their words.
     for condition, binding in parts:
         task.grounder.start()
         if not state.holds_if_defined(task.grounder.condition(condition, binding)):
@@ -288,8 +288,8 @@ def _cost(problem: Problem, state: State, num_steps: int) -> tuple[float | None,
     if problem.metric is None:
         return float(num_steps), None
     try:
-        # `total-time` is no function of the problem: without time a plan takes as long as it has
-        # steps.
+        # `total-time` is no function of the problem:
+        # without time a plan takes as long as it has steps.
         values = {**state.values, (TOTAL_TIME,): float(num_steps)}
         cost = float(evaluate(problem.metric.expression, values))
     except UndefinedNumberError as error:

@@ -22,8 +22,8 @@ def make_trajectories(
     axis_name: Axes,
 ) -> tuple[Trajectories, Stats]:
     """Estimate one advantage per completion."""
-    # The KL is part of the reward before the baseline is taken, so that it is compared within the
-    # group.
+    # The KL is part of the reward before the baseline
+    # is taken, so that it is compared within the group.
     kl_of_completions = jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
     rewards = scores - kl_coef * kl_of_completions
     estimates = advantages.leave_one_out(rewards, config.rl.group_size, has_score)
