@@ -45,7 +45,7 @@ from jaxppo.rl.supervised import (
 from jaxppo.run import activity, cli, preemption
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
-from jaxppo.run.loop import Steps, TrainingLoop
+from jaxppo.run.loop import LoopSteps, TrainingLoop
 from jaxppo.types import Array, Params, Stats, TrainState
 
 
@@ -395,7 +395,7 @@ def _train(
     base = base_of(config.model_path, start.loaded, learner.model, "score", is_frozen=is_frozen)
     base |= {"kind": "reward"}
     dataset = str(config.dataset)
-    steps = Steps(
+    steps = LoopSteps(
         total=num_steps,
         step=supervised_step(
             learner.make_step(num_steps),

@@ -32,7 +32,7 @@ from jaxppo.reward_functions.registry import Context, check, make_rewards, text_
 from jaxppo.rewards import Failed, call, function_name, missing_column
 from jaxppo.run import cli
 from jaxppo.run.console import sanitize
-from jaxppo.run.jsonl import plain
+from jaxppo.run.jsonl import to_plain_json
 
 if TYPE_CHECKING:
     import uvicorn
@@ -104,10 +104,10 @@ def answer(reward: Callable[..., Any], body: bytes | bytearray) -> bytes:
                 raise DataError(
                     f"expected a finite number or None for row {row}, got {score.reason}"
                 )
-        # JSON has no NaN and no infinity, which a metric may be: `plain` makes them None.
+        # JSON has no NaN and no infinity, which a metric may be: `to_plain_json` makes them None.
         content = {
             "scores": scores.values,
-            "metrics": plain(scores.metrics),
+            "metrics": to_plain_json(scores.metrics),
             "extras": scores.extras,
         }
         return dumps(content)

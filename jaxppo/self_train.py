@@ -38,7 +38,7 @@ from jaxppo.rl.supervised import SFT, check_finite
 from jaxppo.run import cli, preemption
 from jaxppo.run import folder as run_folder
 from jaxppo.run.jsonl import JsonlLog, read_metrics
-from jaxppo.run.loop import Steps, TrainingLoop
+from jaxppo.run.loop import LoopSteps, TrainingLoop
 from jaxppo.types import Params, TrainState
 
 ROUNDS_FOLDER = "rounds"
@@ -232,7 +232,7 @@ def learn(setup: Setup, current: Round, rows: list[data.Row]) -> tuple[Params, f
             setup.evaluator(state.params["policy"], fixed_rows_only=True)
         )
 
-    steps = Steps(
+    steps = LoopSteps(
         total=config.num_updates,
         step=setup.sft.step(supervised),
         evaluate=evaluate_fixed_rows,

@@ -36,7 +36,7 @@ from jaxppo.rl.supervised import SFT, check_finite
 from jaxppo.run import activity, cli
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
-from jaxppo.run.loop import Steps, TrainingLoop
+from jaxppo.run.loop import LoopSteps, TrainingLoop
 from jaxppo.types import Params, TrainState
 
 Learned = data.SupervisedData | data.FreshData
@@ -331,7 +331,7 @@ def _carry_out(
 ) -> None:
     """Train, evaluate, export."""
     tokenizer = inputs.start.tokenizer
-    steps = Steps(
+    steps = LoopSteps(
         total=config.num_updates,
         step=learner.step(inputs.training.rows),
         evaluate=lambda state: eval_metrics(evaluator(learner.policy(state), fixed_rows_only=True)),

@@ -40,7 +40,7 @@ from jaxppo.run import activity, cli, preemption
 from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
 from jaxppo.run.console import Console
-from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
+from jaxppo.run.loop import LoopSteps, StepOutput, TrainingLoop
 from jaxppo.types import Batch, HostState, Params, TrainState
 
 
@@ -339,7 +339,7 @@ def _run_updates(
     config = setup.config
     title = config.rl.algorithm.upper()
     health = Health(run.console, run.folder, config.max_bad_updates, setup.learner.parallel.to_host)
-    updates = Steps(
+    updates = LoopSteps(
         total=config.num_updates,
         step=lambda state, host, number: watched_step(state, host, number),
         evaluate=partial(_evaluation_metrics, setup),

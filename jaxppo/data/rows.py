@@ -21,7 +21,7 @@ from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.datasets.renamed_rows import numbered_row
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.run import activity
-from jaxppo.run.jsonl import plain
+from jaxppo.run.jsonl import to_plain_json
 
 # Columns of rows that are not planning problems.
 PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
@@ -249,7 +249,7 @@ class RowReader:
 def _with_json_id(row: Row, location: str) -> Row:
     """Return a row with its id as the files and pages of a run hold it; without one where it is empty."""
     # Tables have ids that JSON cannot hold, such as dates.
-    row_id = plain(row.get("id"))
+    row_id = to_plain_json(row.get("id"))
     if row_id is None:
         return {column: value for column, value in row.items() if column != "id"}
     if not isinstance(row_id, str | int | float):

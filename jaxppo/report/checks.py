@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxppo.report.charts import short
 from jaxppo.report.run_data import Run
-from jaxppo.run.metrics import Band, Metric, find, outside
+from jaxppo.run.metrics import Band, Metric, find, side_of_band
 from jaxppo.run.trends import direction, last_part
 
 _FEWEST_UPDATES = 20  # before that, a reward that does not rise yet is nothing unusual
@@ -52,7 +52,7 @@ def band_text(band: Band) -> str:
 
 def _alarms(metric: Metric, values: Sequence[float]) -> Iterator[Concern]:
     """Find updates that left a range in which every single one must lie."""
-    sides = [side for value in values if (side := outside(value, metric.band))]
+    sides = [side for value in values if (side := side_of_band(value, metric.band))]
     if sides:
         worst = min(values) if sides[0].startswith("below") else max(values)
         updates = "1 update" if len(sides) == 1 else f"{len(sides)} updates"
@@ -67,8 +67,8 @@ def _course(metric: Metric, values: Sequence[float], band: Band | None) -> Itera
     end = fmean(last_part(values))
     # On the whole: with the learning rate, sizes of updates fall to 0 at the end of every run.
     mean = fmean(values)
-    above = outside(end, band)
-    below = outside(mean, band)
+    above = side_of_band(end, band)
+    below = side_of_band(mean, band)
     if metric.too_high and above.startswith("above"):
         yield Concern(f"`{metric.name}` ends at {short(end)}, {above}.", _sentence(metric.too_high))
     if metric.too_low and below.startswith("below"):

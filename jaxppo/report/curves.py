@@ -21,8 +21,8 @@ from jaxppo.run.metrics import (
     GROUPS,
     Metric,
     find,
-    outside,
     prefix_of,
+    side_of_band,
 )
 from jaxppo.run.trends import last_part
 
@@ -158,7 +158,7 @@ def _figure(
         group=panel.prefix if panel.prefix in GROUPS else _OTHERS,
         chart=chart,
         band=band_text(band) if band is not None else "",
-        outside=sorted({outside(end, band) for end in ends} - {""}),
+        outside=sorted({side_of_band(end, band) for end in ends} - {""}),
         end=short(ends[0]) if len(ends) == 1 else "",
         members=members,
     )

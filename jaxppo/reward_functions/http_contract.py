@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.rewards import RESERVED_NAMES, Completions, Score, Scores
-from jaxppo.run.jsonl import plain
+from jaxppo.run.jsonl import to_plain_json
 
 TOKEN_VARIABLE = "JAXPPO_REWARD_TOKEN"
 """Environment variable with the bearer token, the same for client and server; it has no flag and no config key."""
@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     # Bytes may be an image: no text that a server could do anything with.
-    if isinstance(value, bytes) or (text := plain(value)) is value:
+    if isinstance(value, bytes) or (text := to_plain_json(value)) is value:
         raise TypeError(f"a {type(value).__name__}")
     return text
 

@@ -12,7 +12,7 @@ from jaxppo.errors import TrainingError
 from jaxppo.parallel import processes
 from jaxppo.run.console import Console
 from jaxppo.run.jsonl import JsonlLog
-from jaxppo.run.metrics import METRICS, outside, plain
+from jaxppo.run.metrics import METRICS, side_of_band, without_backticks
 from jaxppo.types import Trajectories
 
 BAD_BATCHES = "bad_batches"
@@ -75,10 +75,10 @@ class Health:
             self._warn_unscored(record, samples)
         for metric in _ALARMS:
             value = record.get(metric.name, math.nan)  # NaN is outside no band
-            side = outside(value, metric.band)
+            side = side_of_band(value, metric.band)
             if side and (metric.alarm == "always" or metric.name not in self._warned_metrics):
                 self._warned_metrics.add(metric.name)
-                advice = plain(metric.advice(side) or "")
+                advice = without_backticks(metric.advice(side) or "")
                 self._console.warn(
                     f"update {record['step']}: {metric.name} is {value:g}, {side}: {advice}"
                 )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxppo.run.metrics import METRICS, SUPERVISED, outside, plain
+from jaxppo.run.metrics import METRICS, SUPERVISED, side_of_band, without_backticks
 
 _HEADLINES = sorted(
     (
@@ -52,11 +52,11 @@ def hint(label: str, values: Sequence[float | None]) -> str | None:
     if metric is None or (metric.watch, metric.too_low, metric.too_high) == (None, None, None):
         return None
     finite = [float(value) for value in values if value is not None and math.isfinite(value)]
-    side = outside(finite[-1], metric.band)
+    side = side_of_band(finite[-1], metric.band)
     advice = metric.advice(side)
     if advice is not None:
-        return f"{side}: {plain(advice)}"
+        return f"{side}: {without_backticks(advice)}"
     # Within the band, or beyond a limit that has no advice: the course so far may still be odd.
     if metric.watch is not None and (trend := metric.watch.trend(finite)):
-        return f"{trend}: {plain(metric.watch.advice)}"
+        return f"{trend}: {without_backticks(metric.watch.advice)}"
     return ""

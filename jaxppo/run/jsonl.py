@@ -38,7 +38,7 @@ class JsonlLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record; values may be scalars and arrays of numpy or jax, lists, mappings and strings."""
-        self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
+        self._file.write(json.dumps(to_plain_json(record), allow_nan=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
         """Cut the log back to the records with `record["step"] <= step`, as a resumed run needs.
@@ -132,18 +132,18 @@ def _step(record: dict[str, Any], path: Path) -> int:
     return step
 
 
-def plain(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Turn a value into what `json.dumps` writes: arrays into numbers and lists, NaN and infinities into None.
 
     Dates, times, decimals, UUIDs and bytes, which tables have and JSON has not, become text.
     """
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain_json(item) for item in value]
     # NaN within an array is found in the lists that it becomes.
     if hasattr(value, "tolist"):  # scalars and arrays of numpy and jax
-        return plain(value.tolist())
+        return to_plain_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return _text_of(value) if isinstance(value, _TYPES_WRITTEN_AS_TEXT) else value
@@ -175,7 +175,7 @@ def _text_of(value: Any) -> str:
 
 def json_value(value: Any) -> Any:
     """Return a value as JSON can hold it: arrays as lists, anything without a JSON form as text."""
-    value = plain(value)
+    value = to_plain_json(value)
     try:
         json.dumps(value)
     except (TypeError, ValueError):

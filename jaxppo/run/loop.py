@@ -26,10 +26,10 @@ class StepOutput(NamedTuple):
     host: HostState = EMPTY_HOST_STATE
     samples: Sequence[dict[str, Any]] = ()  # for samples.jsonl, and shown; none where none are due
     noted: Sequence[dict[str, Any]] = ()  # for samples.jsonl alone
-    watched: Any = None  # for `Steps.watch`
+    watched: Any = None  # for `LoopSteps.watch`
 
 
-class Steps(NamedTuple):
+class LoopSteps(NamedTuple):
     """What the loop calls for each step of a run, and how the run is shown."""
 
     total: int  # of the whole run
@@ -76,7 +76,7 @@ class TrainingLoop:
         self,
         run: Run,
         config: LoopConfig,
-        steps: Steps,
+        steps: LoopSteps,
         state: TrainState,
         host: HostState = EMPTY_HOST_STATE,
     ):

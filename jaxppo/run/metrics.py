@@ -77,7 +77,7 @@ class Metric:
         return {"below": self.too_low, "above": self.too_high}.get(side.partition(" ")[0])
 
 
-def outside(value: float, band: Band | None) -> str:
+def side_of_band(value: float, band: Band | None) -> str:
     """Return "below 0.5" or "above 0.95"; nothing for a value within the band."""
     low, high = band or (None, None)
     if low is not None and value < low:
@@ -87,7 +87,7 @@ def outside(value: float, band: Band | None) -> str:
     return ""
 
 
-def plain(advice: str) -> str:
+def without_backticks(advice: str) -> str:
     """Return a text without the backticks of Markdown, for the terminal."""
     return advice.replace("`", "")
 

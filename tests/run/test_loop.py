@@ -14,7 +14,7 @@ from jaxppo.run import folder as run_folder
 from jaxppo.run import preemption
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import JsonlLog, read_metrics
-from jaxppo.run.loop import StepOutput, Steps, TrainingLoop
+from jaxppo.run.loop import LoopSteps, StepOutput, TrainingLoop
 from jaxppo.run.preemption import Preempted
 from jaxppo.types import TrainState
 
@@ -53,7 +53,7 @@ def count(config, stop_at=None, evaluate=None, between_stages=False):
         return StepOutput(state_at(number + 1), record)
 
     meta = run.meta(config, {})
-    steps = Steps(TOTAL, step, evaluate=lambda state: {}, meta=meta, title="counting", header="counting")
+    steps = LoopSteps(TOTAL, step, evaluate=lambda state: {}, meta=meta, title="counting", header="counting")
     with run.claimed(), run.trackers:
         if evaluate is not None:
             evaluate()

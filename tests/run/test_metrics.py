@@ -3,7 +3,7 @@ import re
 import pytest
 
 from jaxppo.run import metrics
-from jaxppo.run.metrics import GROUPS, METRICS, find, outside, with_old_names
+from jaxppo.run.metrics import GROUPS, METRICS, find, side_of_band, with_old_names
 
 FIELDS = ("unit", "meaning", "healthy")
 
@@ -50,8 +50,8 @@ def test_advice_is_for_a_limit_of_the_band():
 
 
 def test_outside_says_at_which_side_of_the_band_a_value_is():
-    assert [outside(value, (0.5, 0.95)) for value in (0.4, 0.7, 0.99)] == ["below 0.5", "", "above 0.95"]
-    assert [outside(9.0, band) for band in (None, (0.0, None), (None, 8.0))] == ["", "", "above 8"]
+    assert [side_of_band(value, (0.5, 0.95)) for value in (0.4, 0.7, 0.99)] == ["below 0.5", "", "above 0.95"]
+    assert [side_of_band(9.0, band) for band in (None, (0.0, None), (None, 8.0))] == ["", "", "above 8"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class _Line(NamedTuple):
     is_denied: bool
 
 
-def plain(text: str) -> str:
+def without_typography(text: str) -> str:
     """Write a text without typography: unicode dashes, blanks and quotes, emphasis, LaTeX commands."""
     text = text.translate(_CHARACTERS)
     # Escapes before commands and emphasis: an escaped
