@@ -97,17 +97,17 @@ class DataConfig:
     """Streams: lengths of shortest plans, SPLIT=LOW-HIGH: train (test has the same) 1-10, test_longer 12-20, and rl,
     which are also those that --augment states begins; default of rl: those of train."""
     stream_rows: tuple[str, ...] = ()
-    """Streams: problems of each domain, SPLIT=NUMBER: rl 500 and test (also those of test_longer) 50, made on first use
-    and cached; train: those that come again, in another order and so with other numbers, or, where objects are not
-    numbered, as --augment says. train is endless by default for sft; other commands need its number, and get each
-    problem once."""
+    """Streams: problems of each domain, SPLIT=NUMBER. rl (500) and test (50; test_longer has as many) are made on first
+    use and cached. train: without a number sft never sees a problem twice; with one, the problems come again, their
+    facts in another order (and so other numbers), or, where objects are not numbered, as --augment says. Other commands
+    need this number, and get each problem once."""
     prompt_column: str = "prompt"
     """Column of the prompts in data that are no planning problems, such as `text`."""
     min_prompt_characters: int = 0
     """Leave out rows of such data with a shorter prompt."""
     max_prompt_length: int | None = None
-    """Rows whose prompt has more tokens are an error, not a silent cut; or see filter_overlong_prompts. Default: as the
-    data have them, up to the positions of the model; 512 with filter_overlong_prompts."""
+    """Most tokens of a prompt. A longer one is an error, unless filter_overlong_prompts leaves its row out. Default: as
+    many as the data have, up to the positions of the model; 512 with filter_overlong_prompts."""
     filter_overlong_prompts: bool = False
     """Leave out rows whose prompt has more than max_prompt_length tokens, and say how many they are."""
     use_chat_template: bool | None = None

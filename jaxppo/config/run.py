@@ -109,10 +109,10 @@ class LoopConfig:
     eval_steps: float | None = None
     """Updates between evaluations during training; below 1: a fraction of the run; default: none during training."""
     metric_for_best_model: str | None = None
-    """Keep, beside the latest, the checkpoint with the best value of this metric, e.g. eval/test_longer/validity (then
-    each evaluated update is saved) or objective/scores; `none` for none. Default: with eval_steps, where plans are
-    judged, eval/<split>/validity of headline_split (sft: of the first of eval_splits); otherwise none. Of a loss the
-    lowest value is the best, of all others the highest."""
+    """Keep, beside the latest, the checkpoint with the best value of this metric: objective/scores, or one of
+    evaluations such as eval/test_longer/validity, for which each evaluated update is saved; `none`: keep no best one.
+    The best value of a loss is the lowest, of other metrics the highest. Default: where plans are judged and eval_steps
+    is set, eval/<split>/validity of headline_split (sft: of the first of eval_splits); otherwise none."""
     report_to: tuple[str, ...] = ("tensorboard",)
     """Where metrics and samples go beside metrics.jsonl and samples.jsonl: tensorboard (files in the run folder), wandb
     (pip install 'jaxppo[tracking]'), both, or none."""

@@ -108,8 +108,8 @@ class EvalConfig:
     eval_batch_size: int = 256
     """Most completions decoded at once; fewer where they would take more than a quarter of the memory."""
     eval_rows: int | None = None
-    """The command evaluate, and evaluations every eval_steps, look at no more than this many rows of each split: always
-    the same ones, as many of each domain as can be. Those before and after training look at all. Default: all."""
+    """Most rows of each split that the command evaluate, and evaluations every eval_steps, look at: always the same
+    rows, evenly over domains. The evaluations before and after training look at all rows. Default: all."""
     length_edges: tuple[int, ...] = python_only((0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129))
     """Lengths of the reference plan at which the bins of the results begin; the last bin has no end."""
 
