@@ -298,20 +298,29 @@ def complete_folder(folder: Path) -> Iterator[Path]:
         ModelError: it could not be written, for instance because the disk is full; `folder` is as it was.
     """
     folder = folder.resolve()  # a link stays one, and "." has a name
-    # A fixed name: what a killed process left is removed by the next save.
+    # Fixed names: what a killed process left is removed by the next save.
     partial = folder.with_name(f".{folder.name}.partial")
+    replaced = folder.with_name(f".{folder.name}.replaced")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        # A folder cannot be replaced in one rename: the earlier model is moved away, then the new
+        # one gets its name. After a kill between the two the earlier model has the other name
+        # alone, and gets its own back here.
+        if replaced.exists() and not folder.exists():
+            replaced.rename(folder)
+        for leftover in (partial, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        # A folder cannot be replaced in one rename.
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(replaced)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{folder}: expected to be writable, got: {first_line(error)}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if replaced.exists() and not folder.exists():
+            replaced.rename(folder)
+        for leftover in (partial, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager

@@ -269,17 +269,31 @@ def test_complete_folder_appears_whole(tmp_path):
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(OSError(28, "No space left on device"), ModelError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    [
+        (OSError(28, "No space left on device"), ModelError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        ("rename", ModelError),
+    ],
 )
-def test_complete_folder_leaves_the_earlier_one(error, raised, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "old").write_text("1")
+@pytest.mark.parametrize("place", ["model", ".model.replaced"], ids=["in its place", "moved by a killed process"])
+def test_complete_folder_leaves_the_earlier_one(error, raised, place, tmp_path, monkeypatch):
+    folder, rename = tmp_path / "model", Path.rename
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "old").write_text("1")
+
+    def broken_rename(path, target):
+        if error == "rename" and path.name.endswith(".partial"):
+            raise OSError("no such luck")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", broken_rename)
     with pytest.raises(raised) as caught, model_files.complete_folder(folder) as partial:
         (partial / "new").write_text("2")
-        raise error
+        if error != "rename":
+            raise error
     if raised is ModelError:
-        assert str(caught.value).startswith(f"{folder}: ") and "No space left on device" in str(caught.value)
+        reason = "no such luck" if error == "rename" else "No space left on device"
+        assert str(caught.value).startswith(f"{folder}: ") and reason in str(caught.value)
     assert texts_in(tmp_path) == {"model/old": "1"}
     assert list(tmp_path.iterdir()) == [folder]
 
