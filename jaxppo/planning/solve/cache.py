@@ -41,9 +41,13 @@ class PlanCache:
         self._path = path
         self._file: BinaryIO | None = None
         self._records: dict[str, Record] = {}
+        self._separator = ""  # ends half a line that the file may end with
         if path is None or not path.exists():
             return
-        for line in path.read_bytes().split(b"\n"):
+        lines = path.read_bytes().split(b"\n")
+        if lines[-1]:
+            self._separator = "\n"
+        for line in lines:
             # A process that was killed while it wrote has
             # left half a line: that problem is solved again.
             try:
@@ -70,7 +74,8 @@ class PlanCache:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
         # One call: other processes may append, too.
-        self._file.write(f"{line}\n".encode())
+        self._file.write(f"{self._separator}{line}\n".encode())
+        self._separator = ""
 
     def close(self) -> None:
         """Close the file."""

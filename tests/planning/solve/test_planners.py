@@ -15,6 +15,7 @@ import pytest
 from jaxppo.errors import ConfigError
 from jaxppo.planning import execute, parse_domain, parse_problem
 from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.solve.cache import PlanCache, Record
 from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_plans, planner_version
 from jaxppo.planning.solve.search import solve
 from tests.processes import is_running, wait_until
@@ -200,6 +201,16 @@ def test_find_plans_cache_with_damaged_lines(fake, tmp_path):
     assert calls(fake) == Counter(p0=1, p1=2, p2=1, p3=2, p4=2, p5=2)
     assert comparable(find_plans(tasks, planner="fake", cache=cache)) == comparable(before)
     assert sum(calls(fake).values()) == 10
+
+
+def test_a_record_after_half_a_line_is_not_lost_with_it(tmp_path):
+    """A process that was killed while it wrote leaves no end of the line."""
+    path, record = tmp_path / "plans.jsonl", Record(None, "unsolvable", 0.0, 1.0)
+    path.write_text('{"key": "ki')
+    cache = PlanCache(path)
+    cache.add("later", record)
+    cache.close()
+    assert PlanCache(path).get("later", 1.0) == record
 
 
 KILLED = """
