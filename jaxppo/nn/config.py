@@ -16,6 +16,15 @@ SCAN_FROM = 16
 WIDE_FROM = 512
 """Hidden size from which a layer's weights (12 MiB in fp32) fit no cache of a core: docs/performance.md."""
 
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+"""Fields that no model can be built without; names of transformers, too."""
+
 ATTENTION_FORMS = ("plain", "blocks", "triton", "splash")
 
 MAX_LAYERS = 256
@@ -70,15 +79,8 @@ class ModelConfig:
     original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-        )
         # First the sizes: what follows divides by them.
-        for name in (*sizes, "max_position_embeddings"):
+        for name in (*SIZES, "max_position_embeddings"):
             check_positive_int(name, getattr(self, name))
         if self.num_hidden_layers > MAX_LAYERS:
             raise ModelError(

@@ -10,6 +10,7 @@ from jaxppo.errors import ModelError
 from jaxppo.nn.attention import AttentionContext, LayerCache, attend_cached
 from jaxppo.nn.config import (
     SCORE_NAMES,
+    SIZES,
     Family,
     HfName,
     ModelConfig,
@@ -165,13 +166,6 @@ class NeoXTrunk(nnx.Module):
         return hidden, self.config.rope.angles(positions, self.config.rotated, hidden.dtype)
 
 
-_REQUIRED_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
 _OPTIONAL_KEYS = (
     "max_position_embeddings",
     "layer_norm_eps",
@@ -185,8 +179,8 @@ _OPTIONAL_KEYS = (
 
 
 def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
-    check_present(raw, _REQUIRED_KEYS)
-    fields = {name: raw[name] for name in (*_REQUIRED_KEYS, *_OPTIONAL_KEYS) if name in raw}
+    check_present(raw, SIZES)
+    fields = {name: raw[name] for name in (*SIZES, *_OPTIONAL_KEYS) if name in raw}
     # Where a file does not name these two, GPTNeoXConfig means 0 and 2.
     fields["bos_token_id"] = raw.get("bos_token_id", 0)
     fields["eos_token_id"] = raw.get("eos_token_id", 2)
@@ -201,7 +195,7 @@ def _from_hf(raw: dict[str, Any]) -> dict[str, Any]:
 def _to_hf(config: GPTNeoXConfig) -> dict[str, Any]:
     names = (
         "model_type",
-        *_REQUIRED_KEYS,
+        *SIZES,
         *_OPTIONAL_KEYS,
         "bos_token_id",
         "eos_token_id",

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
 from jaxppo.nn.config import (
+    SIZES,
     ModelConfig,
     check_bool,
     check_choice,
@@ -190,16 +191,9 @@ class LlamaConfig(ModelConfig):
         return self.rope.max_length
 
 
-_REQUIRED_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
 _SAME_KEYS = ("max_position_embeddings", "hidden_act", "tie_word_embeddings", "initializer_range")
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_KEYS = {name: name for name in (*_REQUIRED_KEYS, *_SAME_KEYS, *_TOKENS)} | {
+_KEYS = {name: name for name in (*SIZES, *_SAME_KEYS, *_TOKENS)} | {
     "layer_norm_eps": "rms_norm_eps"
 }
 """Field of our configuration -> key in transformers."""
@@ -207,7 +201,7 @@ _KEYS = {name: name for name in (*_REQUIRED_KEYS, *_SAME_KEYS, *_TOKENS)} | {
 
 def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     """Read a `config.json`, see `Family.from_hf`."""
-    check_present(raw, _REQUIRED_KEYS)
+    check_present(raw, SIZES)
     kind = KINDS[raw["model_type"]]
     settings: dict[str, Any] = (
         {"bos_token_id": None, "eos_token_id": None} | dict(kind.defaults) | raw
