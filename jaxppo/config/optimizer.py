@@ -6,6 +6,7 @@ from typing import Literal
 from jaxppo.config.checks import (
     python_only,
     require,
+    require_default,
     require_finite,
     require_fraction,
     require_positive,
@@ -74,5 +75,5 @@ class PeftConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "lora_r", "lora_alpha")
-        if self.lora_path is not None:
-            require(self.use_peft, "lora_path", "None without use_peft", self.lora_path)
+        if not self.use_peft:
+            require_default(self, "lora_path", "without use_peft")

@@ -7,6 +7,7 @@ from jaxppo.config.checks import (
     ComputeDtype,
     Validator,
     require,
+    require_default,
     require_divisible,
     require_finite,
     require_positive,
@@ -143,8 +144,7 @@ class SelfTrainConfig:
             (self.sampling, "min_p"),
             (self.sampling, "drop_ended_rows"),
         ):
-            value = getattr(group, name)
-            require(value is None, name, "None with self_train", value)
+            require_default(group, name, "with self_train")
 
     def _check_sampling(self) -> None:
         sampling = self.sampling

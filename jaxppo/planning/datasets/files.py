@@ -40,8 +40,8 @@ SOURCE_COLUMNS: Mapping[str, type] = {
 """Those of our columns that an import needs; the others are made anew."""
 
 SPLIT_ENDINGS = (".jsonl", ".parquet", ".json", ".csv")
-"""Of files that a split is read from; the first one that exists is taken. `build` writes the first two, with the same
-rows."""
+"""Of files that a split is read from; the first one that exists is taken. `build` writes the first; earlier versions
+wrote the second beside it."""
 # Files that an error names at most.
 _MAX_NAMED = 20
 # Of a CSV file, in characters; Python's own limit is 131072.
@@ -161,7 +161,7 @@ def _split_path(folder: Path, split: str) -> Path:
             f"{paths[0]}: expected this file, or one that ends in {endings}, got {', '.join(files) or 'no files'} in "
             "the folder; train_split, eval_splits, headline_split name them"
         )
-    # Parquet beside JSON lines is usual: `build` writes both.
+    # Parquet beside JSON lines is usual: earlier versions of `build` wrote both.
     unread = [path.name for path in existing[1:] if path.suffix != ".parquet"]
     if unread:
         _LOG.warning(f"dataset: {existing[0]} is read; {', '.join(unread)} beside it is not")
