@@ -29,7 +29,7 @@ from jaxppo.planning.prompts import (
     vocabulary,
     words_of,
 )
-from jaxppo.planning.subprocesses import kill_group
+from jaxppo.planning.subprocesses import connection_of, kill_group, start_module, wait_for_any
 from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.validate.api import VALIDATORS, validate_actions, validate_many, validate_plan
 from jaxppo.planning.validate.audit import Audit, AuditResult
@@ -53,6 +53,7 @@ __all__ = [
     "UnsupportedPddlError",
     "Visit",
     "canonical_form",
+    "connection_of",
     "execute",
     "find_val",
     "format_action",
@@ -72,10 +73,12 @@ __all__ = [
     "render_prompt",
     "run_val",
     "run_val_many",
+    "start_module",
     "validate_actions",
     "validate_many",
     "validate_plan",
     "visit",
     "vocabulary",
+    "wait_for_any",
     "words_of",
 ]

@@ -11,16 +11,14 @@ import atexit
 import importlib
 import inspect
 import os
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from jaxppo.errors import ConfigError
-from jaxppo.planning import kill_group
+from jaxppo.planning import connection_of, kill_group, start_module, wait_for_any
 from jaxppo.rewards import (
     Completions,
     Reports,
@@ -147,7 +145,7 @@ class Workers:
                 while waiting and len(busy) < self._count:
                     number, row = waiting.popleft()
                     busy[self._begin(row)] = number
-                for worker in _wait_for_any(list(busy)):
+                for worker in wait_for_any(list(busy)):
                     row_scores[busy.pop(worker)] = worker.receive(self._timeout_s)
                     if worker.is_alive:
                         self._idle.append(worker)
@@ -182,17 +180,7 @@ class _Worker:
     """One process, with one completion at a time."""
 
     def __init__(self, path: str):
-        self.connection, child_connection = Pipe()
-        handle = child_connection.fileno()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "jaxppo.reward_functions.isolated", path, str(handle)],
-            stdin=subprocess.DEVNULL,
-            # What it starts is killed with it.
-            start_new_session=True,
-            pass_fds=(handle,),
-        )
-        # So that the end of the process is the end of the connection.
-        child_connection.close()
+        self._process, self.connection = start_module(__name__, path)
         self.is_alive = True
         self.deadline = 0.0
         try:
@@ -230,20 +218,9 @@ class _Worker:
         self._process.wait()
 
 
-def _wait_for_any(busy: list[_Worker]) -> list[_Worker]:
-    """Wait for the first process that has answered, ended or run out of time; return all such processes."""
-    timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
-    answered = wait([worker.connection for worker in busy], timeout=max(0.0, timeout_s))
-    return [
-        worker
-        for worker in busy
-        if worker.connection in answered or worker.deadline <= time.monotonic()
-    ]
-
-
 def _serve(path: str, handle: str) -> None:
     """Score one completion after the other until the connection ends."""
-    with Connection(int(handle)) as connection:
+    with connection_of(handle) as connection:
         try:
             function = import_function(path)
         except ConfigError as error:

@@ -5,11 +5,9 @@ What a planner finds is checked before it counts; what goes wrong is a result wi
 
 import hashlib
 import importlib.metadata
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ from jaxppo.planning.solve import search
 from jaxppo.planning.solve.cache import PlanCache, Record
 from jaxppo.planning.solve.engines import PlannerAnswer
 from jaxppo.planning.solve.process import PlannerProcess
+from jaxppo.planning.subprocesses import wait_for_any
 from jaxppo.planning.validate.val import default_workers
 from jaxppo.planning.validate.validator import execute
 
@@ -252,21 +251,10 @@ def _results(job: _Job, tasks: Sequence[PlanTask], workers: int) -> Iterator[Pla
                 if waiting and len(busy) < workers:
                     start_next()
                 else:
-                    for process in _wait_for_any(list(busy)):
+                    for process in wait_for_any(list(busy)):
                         receive(process)
             yield job.result(task, records[key])
     finally:
         for process in (*idle, *busy):
             process.close()
         job.cache.close()
-
-
-def _wait_for_any(processes: Sequence[PlannerProcess]) -> list[PlannerProcess]:
-    """Wait for the first process that has answered, ended or run out of time; return all such processes."""
-    seconds = min(process.deadline for process in processes) - time.monotonic()
-    answered = wait([process.connection for process in processes], max(0.0, seconds))
-    return [
-        process
-        for process in processes
-        if process.connection in answered or process.deadline <= time.monotonic()
-    ]

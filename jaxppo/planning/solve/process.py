@@ -16,20 +16,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning.solve.engines import Engine, PlannerAnswer
-from jaxppo.planning.subprocesses import kill_group, python_environment
+from jaxppo.planning.subprocesses import connection_of, kill_group, python_environment, start_module
 
 if sys.platform == "linux":
     import resource
-if sys.platform == "win32":
-    from multiprocessing.connection import PipeConnection as Connection
-else:
-    from multiprocessing.connection import Connection
 
 _START_S = 120.0
 """Seconds for a process to start and import its planner."""
@@ -55,25 +50,15 @@ class PlannerProcess:
         self._folder = tempfile.TemporaryDirectory(
             prefix="jaxppo-planner-", ignore_cleanup_errors=True
         )
-        self.connection, child_connection = Pipe()
-        handle = child_connection.fileno()
-        if sys.platform == "win32":
-            os.set_handle_inheritable(handle, True)
         self._last_words = Path(self._folder.name, "stderr")
         with self._last_words.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(handle)],
-                stdin=subprocess.DEVNULL,
+            self._process, self.connection = start_module(
+                __name__,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 cwd=self._folder.name,
                 env=_environment(self._folder.name),
-                start_new_session=True,  # what it starts is killed with it
-                close_fds=sys.platform != "win32",
-                pass_fds=() if sys.platform == "win32" else (handle,),
             )
-        # So that the end of the process is the end of the connection.
-        child_connection.close()
         self.connection.send((engine, arguments, self._folder.name))
         self.is_alive = True
         self._is_ready = False
@@ -139,8 +124,8 @@ def _end_reason(code: int, last_words: Path) -> str:
     """Say how a process ended: by which signal or status, and with which last line of its standard error."""
     end = f"signal {-code}" if code < 0 else f"status {code}"
     words = last_words.read_text(encoding="utf-8", errors="replace").strip()
-    last_line = words.rpartition("\n")[2]
-    return f"crash: the planner's process ended with {end} ({last_line[:200]})"
+    last_line = words.rpartition("\n")[2][:200]
+    return f"crash: the planner's process ended with {end} ({last_line or 'no message'})"
 
 
 # ---------------------------------------------------------------------------------------------------- in the process
@@ -148,7 +133,7 @@ def _end_reason(code: int, last_words: Path) -> str:
 
 def _serve(handle: str) -> None:
     """Solve one problem after the other until the connection ends."""
-    connection = Connection(int(handle))
+    connection = connection_of(handle)
     engine_path, arguments, folder = connection.recv()
     requests: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     # A thread of its own, so that the end of the parent is noticed while a planner works.
@@ -173,9 +158,7 @@ def _serve(handle: str) -> None:
         connection.send((answer, round(time.monotonic() - start, 3)))
 
 
-def _read(
-    connection: Connection, folder: str, requests: "queue.SimpleQueue[tuple[str, str]]"
-) -> None:
+def _read(connection: Any, folder: str, requests: "queue.SimpleQueue[tuple[str, str]]") -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             requests.put(connection.recv())
