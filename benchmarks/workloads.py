@@ -117,7 +117,12 @@ def model_config(work: Workload) -> Any:
     }
     if work.kv_heads is None:
         return GPTNeoXConfig(**sizes)
-    return LlamaConfig(**sizes, num_key_value_heads=work.kv_heads, tie_word_embeddings=True)
+    return LlamaConfig(
+        **sizes,
+        num_key_value_heads=work.kv_heads,
+        head_dim=work.hidden // work.heads,
+        tie_word_embeddings=True,
+    )
 
 
 def write_inputs(work: Workload, folder: Path) -> None:

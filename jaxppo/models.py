@@ -7,8 +7,8 @@ Outside of this module and `nn/` a model is a `ModelConfig` (static) and a neste
      "score": {"kernel": [D, 1]}}                                       # value or reward models
 
 Any subset of heads may sit on one trunk, under any name. Kernels are stored as [inputs, outputs]; the dict of one that
-has an adapter (`lora.py`) also holds its factors. The computation is in the configuration's `compute_dtype`, or in the
-dtype of the arrays; softmax, layer norm statistics, logits and scores are float32 in any case.
+has an adapter (`lora.py`) also holds its factors. The computation is in the dtype of `Computation`, or in that of the
+arrays; softmax, layer norm statistics, logits and scores are float32 in any case.
 
 Shape letters: B rows, T new tokens, S tokens attended to (T, or the slots of the cache), R of the T tokens that are
 read, V vocabulary, D hidden size, H heads, G heads of keys and values, K head size.
@@ -106,12 +106,12 @@ def init_score_head(
 def init_cache(config: ModelConfig, batch_size: int, length: int) -> Cache:
     """Make an empty cache of `length` slots per row: per layer, keys and values of [B, G, S, K].
 
-    Its dtype is the configuration's `compute_dtype`, or float32.
+    Its dtype is that of the computation, or float32.
     """
     # On several devices each has the heads that its own queries read.
     num_heads = partition.heads_of_device(config.num_attention_heads, config.num_key_value_heads)
     shape = (batch_size, num_heads, length, config.head_dim)
-    dtype = config.compute_dtype or jnp.float32
+    dtype = config.computation.dtype or jnp.float32
     return tuple(
         (jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_hidden_layers)
     )
@@ -216,9 +216,10 @@ def _trunk_to_compute(config: ModelConfig, trunk: Params) -> Params:
 
 def cast(config: ModelConfig, tree: Any) -> Any:
     """Cast parameters to the dtype of the computation; the very same arrays where they are in it already."""
-    if config.compute_dtype is None:
+    dtype = config.computation.dtype
+    if dtype is None:
         return tree
-    return jax.tree.map(lambda x: x.astype(config.compute_dtype), tree)
+    return jax.tree.map(lambda x: x.astype(dtype), tree)
 
 
 def with_dtype(config: ModelConfig, dtype: str, attention: str = "auto") -> ModelConfig:
@@ -232,17 +233,21 @@ def with_dtype(config: ModelConfig, dtype: str, attention: str = "auto") -> Mode
     platform_name = platform.current().name
     if attention == "auto":
         attention = {"cpu": "plain", "gpu": "triton", "tpu": "splash"}.get(platform_name, "blocks")
-    return dataclasses.replace(
-        config,
-        compute_dtype=None if dtype == "float32" else dtype,
+    computation = dataclasses.replace(
+        config.computation,
+        dtype=None if dtype == "float32" else dtype,
         attention=attention,
         accelerated=platform_name != "cpu",
     )
+    return dataclasses.replace(config, computation=computation)
 
 
 def with_checkpointing(config: ModelConfig, gradient_checkpointing: bool) -> ModelConfig:
     """Return the same model, whose gradient saves all of its layers, or their inputs alone."""
-    return dataclasses.replace(config, gradient_checkpointing=gradient_checkpointing)
+    computation = dataclasses.replace(
+        config.computation, gradient_checkpointing=gradient_checkpointing
+    )
+    return dataclasses.replace(config, computation=computation)
 
 
 def for_training(config: ModelConfig, params: Params, adapter: Params | None = None) -> Params:
@@ -266,7 +271,7 @@ def for_decoding(config: ModelConfig, params: Params) -> Params:
     """
     # One product a layer for each token in place of three; other heads are not used for decoding.
     parts = {name: params[name] for name in ("trunk", "lm_head") if name in params}
-    merged = cast(config, lora.merge_attached(stacks.unstack(parts), config.compute_dtype))
+    merged = cast(config, lora.merge_attached(stacks.unstack(parts), config.computation.dtype))
     # Gathered here once for all tokens; else every token travels to the shards.
     if partition.decodes_split(partition.whole_bytes(merged, config.hidden_size)):
         return params | merged
@@ -282,7 +287,7 @@ def lm_head_kernel(config: ModelConfig, params: Params) -> Array:
     kernel = stored_lm_head(config, params)
     hidden_axis = 1 if config.tie_word_embeddings else 0
     if kernel.shape[hidden_axis] != config.hidden_size:
-        kernel = partition.gathered(kernel, hidden_axis, config.compute_dtype or kernel.dtype)
+        kernel = partition.gathered(kernel, hidden_axis, config.computation.dtype or kernel.dtype)
     return kernel.T if config.tie_word_embeddings else kernel
 
 
@@ -317,7 +322,7 @@ def _device_lm_head(config: ModelConfig, params: Params) -> Array:
 def lm_logits(config: ModelConfig, params: Params, hidden: Array) -> Array:
     """Compute the logits of the next token from hidden states: [..., D] -> [..., V] float32.
 
-    Those of a padded vocabulary, from `num_tokens` on, are -inf. To leave them out of the matrix would be a copy of it.
+    Those of a padded vocabulary, from `num_logits` on, are -inf. To leave them out of the matrix would be a copy of it.
     """
     part = cast(config, _device_lm_head(config, params))
     kernel = part.T if config.tie_word_embeddings else part
@@ -331,9 +336,9 @@ def lm_logits(config: ModelConfig, params: Params, hidden: Array) -> Array:
     )
     logits: Any = partition.gather_parts(device_logits, 1, config.vocab_size)
     logits = logits.reshape(*hidden.shape[:-1], -1)
-    if config.num_tokens is None:
+    if config.num_logits == config.vocab_size:
         return logits
-    return jnp.where(jnp.arange(config.vocab_size) < config.num_tokens, logits, -jnp.inf)
+    return jnp.where(jnp.arange(config.vocab_size) < config.num_logits, logits, -jnp.inf)
 
 
 def scores(params: Params, hidden: Array) -> Array:

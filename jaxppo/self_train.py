@@ -121,7 +121,7 @@ def set_up(run: run_folder.Run) -> Setup:
         models.check_length(model, longest, "longest prompt and completion of start_split")
     evaluator = evaluation.make_evaluator(config, model, tokenizer, parallel)
     data.report_left_out(console.print, config.data, evaluator.left_out)
-    stop_ids = config.sampling.stop_ids(model.eos_ids(template.end_id))
+    stop_ids = config.sampling.stop_ids(model.source.eos_ids(template.end_id))
     base = base_of(config.sft_model_path, loaded.loaded, loaded.config, "lm", is_frozen=False)
     return Setup(
         run=run,

@@ -69,12 +69,8 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
-    # A fresh model is a plain one: as many heads of keys and values as of queries, and all of a
-    # head
-    # rotates.
-    options = {"num_key_value_heads": config.num_attention_heads, "rotary_pct": 1.0} | (
-        config.model_kwargs or {}
-    )
+    # A fresh model is a plain one: all of a head rotates.
+    options = {"rotary_pct": 1.0} | (config.model_kwargs or {})
     model = family_of(config.model_type).new_config(
         model_type=config.model_type,
         vocab_size=data.bucket(len(tokenizer)),
@@ -261,7 +257,7 @@ def _make_evaluator(
         start.params,
         start.tokenizer,
         parallel.of_process(),
-        inputs.model.eos_ids(inputs.template.end_id),
+        inputs.model.source.eos_ids(inputs.template.end_id),
         config.data.system_prompt,
     )
     rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
@@ -360,7 +356,7 @@ def _meta(run: Run, config: SFTConfig, inputs: Inputs) -> dict[str, Any]:
     base = base_of(
         config.model_path, start.loaded, model, "lm", is_frozen=start.adapter is not None
     )
-    end_ids = model.eos_ids(inputs.template.end_id)
+    end_ids = model.source.eos_ids(inputs.template.end_id)
     texts = inputs.template.describe()
     return run.meta(
         config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts)

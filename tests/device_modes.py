@@ -19,7 +19,7 @@ import numpy as np
 from jaxppo import data, models
 from jaxppo.config import RunConfig, TrainConfig
 from jaxppo.config.sources import replace
-from jaxppo.nn import ModelConfig
+from jaxppo.nn import ModelConfig, ModelSource
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
@@ -34,7 +34,12 @@ TINY = {"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 1, "intermedia
 TINY |= {"eos_token_id": EOS, "pad_token_id": PAD}
 MODEL = GPTNeoXConfig(**TINY, num_attention_heads=2)
 QWEN3 = LlamaConfig(
-    **TINY, model_type="qwen3", num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_tokens=TOKENS
+    **TINY,
+    model_type="qwen3",
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    source=ModelSource(num_tokens=TOKENS),
 )
 GPT2 = GPT2Config(**TINY, num_attention_heads=2, max_position_embeddings=32)
 PPO_CONFIG = replace(

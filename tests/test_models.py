@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxppo import models
-from jaxppo.nn import lora
+from jaxppo.nn import Computation, ModelSource, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import platform
 from tests.peft_models import random_adapter
@@ -169,11 +169,11 @@ def adapted(config, params):
 
 
 @pytest.mark.parametrize(
-    ("family", "compute_dtype"),
+    ("family", "dtype"),
     [*((family, None) for family in CONFIGS), pytest.param("llama", "bfloat16", marks=pytest.mark.full)],
 )
-def test_apply_reads_any_tokens_as_if_it_had_read_all(family, compute_dtype):
-    config = dataclasses.replace(CONFIGS[family], compute_dtype=compute_dtype)
+def test_apply_reads_any_tokens_as_if_it_had_read_all(family, dtype):
+    config = dataclasses.replace(CONFIGS[family], computation=Computation(dtype=dtype))
     params = adapted(config, random_params(config))
     ids, mask = (jnp.asarray(x) for x in ragged_batch("left"))
     read = jnp.asarray(np.random.default_rng(1).integers(0, ids.shape[1], (len(ids), 3)))  # some twice, in any order
@@ -191,7 +191,7 @@ def test_apply_reads_any_tokens_as_if_it_had_read_all(family, compute_dtype):
     run = jax.value_and_grad(of_read, has_aux=True)
     (_, (hidden, new_cache)), grads = run(params, False)
     (_, (whole, whole_cache)), whole_grads = run(params, True)
-    near = partial(np.testing.assert_allclose, **({"atol": 1e-4} if compute_dtype is None else {"atol": 0.1}))
+    near = partial(np.testing.assert_allclose, **({"atol": 1e-4} if dtype is None else {"atol": 0.1}))
     jax.tree.map(near, (hidden, new_cache), (whole, whole_cache))
     scale = max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(whole_grads))
     jax.tree.map(lambda a, b: near(a / scale, b / scale), grads, whole_grads)
@@ -230,7 +230,10 @@ def cast(params, dtype):
 
 def test_compute_dtype_is_that_of_parameters_cast_by_hand(default_model):
     _, config, params = default_model
-    half_config, half = dataclasses.replace(config, compute_dtype="bfloat16"), cast(params, jnp.bfloat16)
+    half_config, half = (
+        dataclasses.replace(config, computation=Computation(dtype="bfloat16")),
+        cast(params, jnp.bfloat16),
+    )
     ids, mask = ragged_batch("left")
     run = partial(apply, input_ids=jnp.asarray(ids), attention_mask=jnp.asarray(mask))
     cache = models.init_cache(half_config, *ids.shape)
@@ -247,7 +250,7 @@ def test_compute_dtype_is_that_of_parameters_cast_by_hand(default_model):
 
     expected = run(config, params).logits[mask]
     assert 0 < np.abs(output.logits[mask] - expected).mean() < 0.05 * np.abs(expected).mean()
-    above = run(dataclasses.replace(config, compute_dtype="float32"), half)
+    above = run(dataclasses.replace(config, computation=Computation(dtype="float32")), half)
     assert above.hidden.dtype == jnp.float32
     close(above.logits, run(config, cast(half, jnp.float32)).logits, atol=1e-5)
 
@@ -262,7 +265,10 @@ def test_compute_dtype_leaves_gradients_in_the_dtype_of_the_parameters():
         logprobs = jax.nn.log_softmax(apply(config, params, ids[:, :-1]).logits)
         return -jnp.take_along_axis(logprobs, ids[:, 1:, None], axis=-1).mean()
 
-    half, full = (gradients(dataclasses.replace(NEOX, compute_dtype=dtype), params) for dtype in ("bfloat16", None))
+    half, full = (
+        gradients(dataclasses.replace(NEOX, computation=Computation(dtype=dtype)), params)
+        for dtype in ("bfloat16", None)
+    )
     assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("float32")}
     both = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (half, full)]
     assert np.linalg.norm(both[0] - both[1]) < 0.1 * np.linalg.norm(both[1])
@@ -349,9 +355,6 @@ def test_heads_are_products_with_hidden_states(tied):
         ("gpt_neox", "eos_token_id", 61),
         ("gpt_neox", "eos_token_id", ()),
         ("gpt_neox", "bos_token_id", [0, 1]),
-        ("gpt_neox", "compute_dtype", "float16"),
-        ("gpt_neox", "attention", "flash"),
-        ("gpt_neox", "num_tokens", 62),
         ("gpt_neox", "hidden_act", "softplus"),
         ("gpt_neox", "model_type", "gpt2"),
         ("gpt_neox", "rotary_pct", 1.5),
@@ -363,3 +366,13 @@ def test_heads_are_products_with_hidden_states(tied):
 )
 def test_model_config_names_a_bad_field(family, field, value):
     refused(f"^{field}: ", dataclasses.replace, CONFIGS[family], **{field: value})
+
+
+@pytest.mark.parametrize(("field", "value"), [("dtype", "float16"), ("attention", "flash"), ("accelerated", 1)])
+def test_computation_names_a_bad_field(field, value):
+    refused(f"^{field}: ", Computation, **{field: value})
+
+
+def test_tokens_of_the_source_are_of_the_vocabulary():
+    for field, value in (("num_tokens", 62), ("end_ids", (61,))):
+        refused(f"^{field}: ", dataclasses.replace, NEOX, source=ModelSource(**{field: value}))

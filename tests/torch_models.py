@@ -40,7 +40,7 @@ RAW = {
 CONFIGS = {
     "gpt_neox": GPTNeoXConfig(**SIZES),
     "gpt2": GPT2Config(**(SIZES | {"intermediate_size": 128, "max_position_embeddings": 128})),
-    "llama": LlamaConfig(num_key_value_heads=2, **SIZES),
+    "llama": LlamaConfig(num_key_value_heads=2, head_dim=8, **SIZES),
 }
 """What they are read as."""
 LENGTHS = np.array([11, 3, 7, 1])

@@ -246,7 +246,7 @@ class _Evaluation:
         self._parallel.check_model(policy.config)
         model = models.with_dtype(policy.config, self.config.dtype, self.config.run.attention)
         tokenizer = policy.tokenizer
-        end_ids = model.eos_ids(data.make_chat_template(tokenizer, self.config.data).end_id)
+        end_ids = model.source.eos_ids(data.make_chat_template(tokenizer, self.config.data).end_id)
         load_model = registry.reward_model_loader(
             model,
             policy.params,

@@ -65,7 +65,7 @@ class Decoder:
         self.parallel = parallel
         self.template = data.make_chat_template(tokenizer, data_config)
         self.length = sampling.response_length
-        self.end_ids = model.eos_ids(self.template.end_id)
+        self.end_ids = model.source.eos_ids(self.template.end_id)
         # Training may sample without a stop token; a plan that is judged has to end.
         self.stop_ids = sampling.stop_ids(self.end_ids) or self.end_ids
         self.batch_size = data.bucket(evaluation.eval_batch_size, parallel.row_shards)

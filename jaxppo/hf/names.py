@@ -11,7 +11,7 @@ from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
 from jaxppo.hf.files import Tensor, cast, is_floating
 from jaxppo.models import Params, init_params
-from jaxppo.nn import ModelConfig, family_of
+from jaxppo.nn import Computation, ModelConfig, ModelSource, family_of
 
 REWARD_BIAS = "reward_bias"
 """Key of a reward model's `config.json`: to be subtracted from its scores. transformers ignores it."""
@@ -28,11 +28,11 @@ MAX_PROBLEMS = 5
 
 def reward_bias(config: ModelConfig) -> float:
     """Return what is to be subtracted from the scores of a reward model: what jaxppo stored in its folder, or 0."""
-    return float((config.original or {}).get(REWARD_BIAS, 0.0))
+    return float(config.source.config_json.get(REWARD_BIAS, 0.0))
 
 
 def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
-    """Read the content of a transformers `config.json`; keys that do not change the computation are kept in `original`.
+    """Read the content of a transformers `config.json`; keys that it has no field for stay in `source`.
 
     Raises:
         ModelError: a key is missing, or has a value that is not supported; the message names it.
@@ -53,8 +53,8 @@ def config_from_hf(raw: dict[str, Any]) -> ModelConfig:
     if fields["pad_token_id"] == -1:  # early files say so for none
         fields["pad_token_id"] = None
     # `auto_map` names code of the folder, which is neither run nor copied.
-    original = {name: value for name, value in raw.items() if name != "auto_map"}
-    return family.config(**fields, original=original)
+    config_json = {name: value for name, value in raw.items() if name != "auto_map"}
+    return family.config(**fields, source=ModelSource(config_json=config_json))
 
 
 def special_token(value: Any, vocab_size: Any) -> Any:
@@ -77,7 +77,7 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
         dtype: of the weights beside it.
     """
     family = family_of(config.model_type)
-    raw = dict(config.original or {})
+    raw = dict(config.source.config_json)
     dtype_keys = [name for name in ("dtype", "torch_dtype") if name in raw]
     # A file that names no dtype means float32; one that is written anew names it.
     if not dtype_keys and (not raw or dtype != "float32"):
@@ -106,15 +106,7 @@ def config_to_hf(config: ModelConfig, head: str | None, dtype: str = "float32") 
 
 def _as_read(config: ModelConfig) -> ModelConfig:
     """Return the model without what its `config.json` does not hold: how it computes, and what its tokenizer adds."""
-    return dataclasses.replace(
-        config,
-        num_tokens=None,
-        end_ids=(),
-        compute_dtype=None,
-        gradient_checkpointing=False,
-        accelerated=False,
-        attention="plain",
-    )
+    return dataclasses.replace(config, computation=Computation(), source=ModelSource())
 
 
 def _with_older_keys(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
@@ -160,7 +152,7 @@ def head_in(config: ModelConfig, params: Params) -> str | None:
     if heads == {"lm_head"}:
         return "lm"
     if not heads:
-        architectures = (config.original or {}).get("architectures")
+        architectures = config.source.config_json.get("architectures")
         # A tied head has no array, so that a language
         # model and a bare trunk have the same parameters.
         is_bare = architectures == [family_of(config.model_type).architectures[None]]

@@ -80,7 +80,7 @@ def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfi
         ModelError: that lists an end of a text which is no token of the model.
     """
     num_ids = _num_ids(tokenizer)
-    end_ids = config.eos_token_ids if "eos_token_id" in (config.original or {}) else ()
+    end_ids = config.eos_token_ids if "eos_token_id" in config.source.config_json else ()
     file = folder / GENERATION_FILE
     if file.is_file():
         eos_token_id = special_token(read_json(file).get("eos_token_id"), config.vocab_size)
@@ -88,7 +88,10 @@ def with_tokens(config: ModelConfig, tokenizer: Any, folder: Path) -> ModelConfi
             end_ids += dataclasses.replace(config, eos_token_id=eos_token_id).eos_token_ids
     # Many models have more rows of the embedding than tokens: those beyond are never sampled.
     num_tokens = num_ids if num_ids < config.vocab_size else None
-    return dataclasses.replace(config, num_tokens=num_tokens, end_ids=tuple(dict.fromkeys(end_ids)))
+    source = dataclasses.replace(
+        config.source, num_tokens=num_tokens, end_ids=tuple(dict.fromkeys(end_ids))
+    )
+    return dataclasses.replace(config, source=source)
 
 
 def _num_ids(tokenizer: Any) -> int:

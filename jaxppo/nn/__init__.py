@@ -8,11 +8,13 @@ from flax import nnx
 
 from jaxppo.errors import ModelError
 from jaxppo.nn.blocks import map_in_chunks
+from jaxppo.nn.computation import Computation
 from jaxppo.nn.config import Family, ModelConfig
 from jaxppo.nn.gpt2 import GPT2
 from jaxppo.nn.gpt_neox import GPT_NEOX
 from jaxppo.nn.layers import Keys
 from jaxppo.nn.llama import LLAMA
+from jaxppo.nn.source import ModelSource
 from jaxppo.types import Params
 
 FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2, **LLAMA}
@@ -69,8 +71,10 @@ def trunk_shapes(config: ModelConfig) -> Params:
 
 __all__ = [
     "FAMILIES",
+    "Computation",
     "Family",
     "ModelConfig",
+    "ModelSource",
     "attention",
     "depth",
     "family_of",

@@ -1,14 +1,21 @@
 """What every family of models says about itself: its sizes, and how transformers writes it."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
+from jaxppo.nn.checks import (
+    check_at_least,
+    check_bool,
+    check_positive_int,
+    check_token_id,
+    check_token_ids,
+)
+from jaxppo.nn.computation import Computation
+from jaxppo.nn.source import ModelSource
 from jaxppo.parallel import partition
-
-COMPUTE_DTYPES = ("float32", "bfloat16")
 
 SCAN_FROM = 16
 """On a CPU, the fewest layers that are one loop, which takes a tenth longer there: docs/performance.md."""
@@ -25,30 +32,19 @@ SIZES = (
 )
 """Fields that no model can be built without; names of transformers, too."""
 
-ATTENTION_FORMS = ("plain", "blocks", "triton", "splash")
-
 MAX_LAYERS = 256
 """Programs that sample are as long as models are deep; published ones have at most 126 layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a model; hashable, so that it can be a static argument of `jax.jit`.
+    """The architecture of a model; hashable, so that it can be a static argument of `jax.jit`.
 
     Every family has a subclass with the settings of its own. Names and meanings are transformers'.
 
     Attributes:
-        compute_dtype: parameters are cast to it where they are used; None: computation in the parameters' own dtype.
-            Softmax, layer norm statistics, logits and scores are float32 in any case.
-        gradient_checkpointing: of all layers but the last, the gradient saves the inputs alone, and computes the rest
-            of them again (arXiv:1604.06174); without effect on what is computed.
-        accelerated: compute as suits a GPU or TPU: the layers are one loop, and of each the gradient saves the results
-            of its large products alone.
-        attention: a form of `attention.py`.
-        num_tokens: how many tokens the tokenizer has, where the vocabulary is padded to more: logits and
-            log-probabilities are over these alone. None: all of the vocabulary.
-        end_ids: tokens that end a text by the files of its folder, `generation_config.json` included.
-        original: content of the `config.json` it was read from, which is written back; not compared.
+        computation: how it is computed, which is no part of the architecture but goes wherever this goes.
+        source: what its folder says beside the architecture.
 
     Raises:
         ModelError: a field has a value no model can be built from; the message names it.
@@ -68,15 +64,8 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
-    compute_dtype: str | None = None
-    gradient_checkpointing: bool = False
-    accelerated: bool = False
-    attention: str = "plain"
-    num_tokens: int | None = None
-    end_ids: tuple[int, ...] = ()
-    # Not compared: files that are written in different ways
-    # may mean the same model, and programs are cached by it.
-    original: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    computation: Computation = field(default_factory=Computation)
+    source: ModelSource = field(default_factory=ModelSource)
 
     def __post_init__(self):
         # First the sizes: what follows divides by them.
@@ -86,28 +75,20 @@ class ModelConfig:
             raise ModelError(
                 f"num_hidden_layers: expected {MAX_LAYERS} or fewer, got {self.num_hidden_layers}"
             )
-        self._fill_in()
-        for name in ("tie_word_embeddings", "gradient_checkpointing", "accelerated"):
-            check_bool(name, getattr(self, name))
+        check_bool("tie_word_embeddings", self.tie_word_embeddings)
         for name in ("layer_norm_eps", "initializer_range"):
             check_at_least(0.0, name, getattr(self, name))
         for name in ("bos_token_id", "pad_token_id"):
-            _check_token_id(name, getattr(self, name), self.vocab_size)
-        _check_end_ids("eos_token_id", self.eos_token_id, self.vocab_size)
-        _check_end_ids("end_ids", self.end_ids or None, self.vocab_size)
-        # Padded entries of the vocabulary are no tokens: nothing may predict them.
-        if self.num_tokens is not None and not 0 < self.num_tokens <= self.vocab_size:
-            raise ModelError(
-                f"num_tokens: expected 1 to vocab_size={self.vocab_size}, got {self.num_tokens}"
-            )
-        check_choice("attention", self.attention, ATTENTION_FORMS)
-        if self.compute_dtype is not None:
-            check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+            check_token_id(name, getattr(self, name), self.vocab_size)
+        check_token_ids("eos_token_id", self.eos_token_id, self.vocab_size)
+        self.source.check(self.vocab_size)
         self._check_heads()
         self._check_family()
 
-    def _fill_in(self) -> None:
-        """Derive the fields of this family that were not given; the sizes are checked, the rest is not."""
+    @classmethod
+    def derived_fields(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of this family that follow from others, for a model whose settings do not have them."""
+        return {}
 
     def _check_heads(self) -> None:
         """Check that the heads have sizes; a family may have more to say of them."""
@@ -126,7 +107,8 @@ class ModelConfig:
         # On a CPU a loop copies every layer's weights and what its gradient saves. Wide layers
         # compute for so long that this costs more than compiling each of them.
         is_slow_to_compile = self.num_hidden_layers >= SCAN_FROM and not self.wide
-        return self.accelerated or self.gradient_checkpointing or is_slow_to_compile
+        needs_loop = self.computation.accelerated or self.computation.gradient_checkpointing
+        return needs_loop or is_slow_to_compile
 
     @property
     def wide(self) -> bool:
@@ -145,8 +127,8 @@ class ModelConfig:
 
     @property
     def num_logits(self) -> int:
-        """Tokens that may come next: `num_tokens`, or all of the vocabulary."""
-        return self.vocab_size if self.num_tokens is None else self.num_tokens
+        """Tokens that may come next: those that the tokenizer has, or all of the vocabulary."""
+        return self.vocab_size if self.source.num_tokens is None else self.source.num_tokens
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -155,70 +137,10 @@ class ModelConfig:
             return ()
         return self.eos_token_id if isinstance(self.eos_token_id, tuple) else (self.eos_token_id,)
 
-    def eos_ids(self, end_id: int) -> tuple[int, ...]:
-        """Return every token that ends a text, each once: the tokenizer's or the chat template's, then `end_ids`."""
-        # A dict, unlike a set, has an order.
-        return tuple(dict.fromkeys((end_id, *self.end_ids)))
-
     @property
     def max_length(self) -> int | None:
         """Largest number of real tokens of a row; None where there is no limit (rotary embeddings)."""
         return None
-
-
-def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
-    """Raise a `ModelError` unless the value is one of the names."""
-    if not isinstance(value, str) or value not in choices:
-        raise ModelError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
-
-
-def check_positive_int(name: str, value: Any) -> None:
-    """Raise a `ModelError` unless the value is an integer above 0."""
-    # Not `isinstance`, for which True is an integer.
-    if type(value) is not int or value < 1:
-        raise ModelError(f"{name}: expected an integer >= 1, got {value!r}")
-
-
-def check_bool(name: str, value: Any) -> None:
-    """Raise a `ModelError` unless the value is true or false."""
-    if type(value) is not bool:
-        raise ModelError(f"{name}: expected true or false, got {value!r}")
-
-
-def check_at_least(minimum: float, name: str, value: Any) -> None:
-    """Raise a `ModelError` unless the value is a finite number of at least `minimum`."""
-    # NaN fails both comparisons.
-    if type(value) not in (int, float) or not minimum <= value < float("inf"):
-        raise ModelError(f"{name}: expected a finite number >= {minimum}, got {value!r}")
-
-
-def check_present(raw: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise a `ModelError` unless a `config.json` has these sizes."""
-    missing = [name for name in names if name not in raw]
-    if missing:
-        raise ModelError(f"{missing[0]}: expected an integer, but the key is missing")
-
-
-def _is_token_id(value: Any, vocab_size: int) -> bool:
-    return type(value) is int and 0 <= value < vocab_size
-
-
-def _check_token_id(name: str, value: Any, vocab_size: int) -> None:
-    if value is not None and not _is_token_id(value, vocab_size):
-        raise ModelError(
-            f"{name}: expected null or one integer in [0, vocab_size={vocab_size}), got {value!r}"
-        )
-
-
-def _check_end_ids(name: str, value: Any, vocab_size: int) -> None:
-    if value is None:
-        return
-    # transformers writes one id as a number, several as a list.
-    ids = value if isinstance(value, tuple) else (value,)
-    if not ids or not all(_is_token_id(token_id, vocab_size) for token_id in ids):
-        shown = list(value) if isinstance(value, tuple) else value
-        allowed = f"null, one integer or several in [0, vocab_size={vocab_size})"
-        raise ModelError(f"{name}: expected {allowed}, got {shown!r}")
 
 
 class HfName(NamedTuple):
@@ -285,7 +207,8 @@ class Family:
         """
         names = {each_field.name for each_field in fields(self.config)}
         settings = {"intermediate_size": 4 * settings["hidden_size"]} | settings
-        return self.config(**{name: value for name, value in settings.items() if name in names})
+        settings = {name: value for name, value in settings.items() if name in names}
+        return self.config(**self.config.derived_fields(settings) | settings)
 
     @property
     def fan_in_fan_out(self) -> bool:

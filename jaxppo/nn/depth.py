@@ -43,7 +43,7 @@ def run_layers(
     one computes only keys and values of the tokens that are not read.
 
     Args:
-        config: says whether they are a loop, and what their gradient saves (`accelerated`, `gradient_checkpointing`).
+        config: says whether they are a loop, and what their gradient saves.
         graphs: what each of them computes.
         layers: their weights, by their numbers "0", "1", ..., or stacked.
         hidden: [B, T, D], the input of the first one.
@@ -62,7 +62,7 @@ def run_layers(
         for i in range(last):
             hidden = run_layer(graphs[i], layers[str(i)], hidden, all_tokens)
     # The gradient begins with the last layer: what it saves of it is held for no time.
-    run_last = _saving_all if config.gradient_checkpointing else run_layer
+    run_last = _saving_all if config.computation.gradient_checkpointing else run_layer
     return run_last(graphs[last], _layer_weights(layers, last), hidden, context)
 
 
@@ -141,9 +141,9 @@ def run_cached(
 
 def _layer_function(config: ModelConfig) -> Callable[..., Array]:
     """Return `_run_layer` as the gradient of this model is to save it."""
-    if config.gradient_checkpointing:
+    if config.computation.gradient_checkpointing:
         return _saving_inputs
-    return _saving_named if config.accelerated else _saving_all
+    return _saving_named if config.computation.accelerated else _saving_all
 
 
 def _gather_weights(weights: Params, hidden: Array) -> Params:

@@ -8,13 +8,12 @@ from flax import nnx
 
 from jaxppo.errors import ModelError
 from jaxppo.nn.attention import AttentionContext, LayerCache, attend_cached
+from jaxppo.nn.checks import check_bool, check_choice
 from jaxppo.nn.config import (
     SCORE_NAMES,
     Family,
     HfName,
     ModelConfig,
-    check_bool,
-    check_choice,
     linear_names,
     norm_names,
 )
@@ -81,7 +80,7 @@ class GPT2Attention(nnx.Module):
     def __init__(self, config: GPT2Config, layer: int, rngs: nnx.Rngs):
         size = config.hidden_size
         self.num_heads = config.num_attention_heads
-        self.form = config.attention
+        self.form = config.computation.attention
         self.scale = config.attention_scale(layer)
         # The order in which layers are drawn is part of what a seed means.
         self.c_attn = Linear(config, size, 3 * size, rngs=rngs)

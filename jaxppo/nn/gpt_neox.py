@@ -8,16 +8,13 @@ from flax import nnx
 
 from jaxppo.errors import ModelError
 from jaxppo.nn.attention import AttentionContext, LayerCache, attend_cached
+from jaxppo.nn.checks import check_at_least, check_bool, check_choice, check_present
 from jaxppo.nn.config import (
     SCORE_NAMES,
     SIZES,
     Family,
     HfName,
     ModelConfig,
-    check_at_least,
-    check_bool,
-    check_choice,
-    check_present,
     linear_names,
     norm_names,
 )
@@ -93,7 +90,7 @@ class NeoXAttention(nnx.Module):
         size = config.hidden_size
         bias = config.attention_bias
         self.num_heads = config.num_attention_heads
-        self.form = config.attention
+        self.form = config.computation.attention
         self.query_key_value = Linear(config, size, 3 * size, use_bias=bias, rngs=rngs)
         self.dense = Linear(config, size, size, use_bias=bias, axes=ROW_PARALLEL, rngs=rngs)
 

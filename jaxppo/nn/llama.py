@@ -32,12 +32,11 @@ class LlamaAttention(nnx.Module):
     """Self-attention whose heads of queries share keys and values in groups."""
 
     def __init__(self, config: LlamaConfig, layer: int, rngs: nnx.Rngs):
-        assert config.unrotated_layers is not None
         self.num_heads = config.num_attention_heads
         self.num_kv_heads = config.num_key_value_heads
         self.head_dim = config.head_dim
         self.rotates = layer not in config.unrotated_layers
-        self.form = config.attention
+        self.form = config.computation.attention
         self.window = config.sliding_window if layer in config.window_layers else None
         size = config.hidden_size
         query_size = self.num_heads * config.head_dim

@@ -5,18 +5,12 @@ configuration_smollm3.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.config import (
-    SIZES,
-    ModelConfig,
-    check_bool,
-    check_choice,
-    check_positive_int,
-    check_present,
-)
+from jaxppo.nn.checks import check_bool, check_choice, check_positive_int, check_present
+from jaxppo.nn.config import SIZES, ModelConfig
 from jaxppo.nn.layers import ACTIVATIONS
 from jaxppo.nn.rotary import PLAIN, Rope, rope_from_hf
 
@@ -110,14 +104,14 @@ class LlamaConfig(ModelConfig):
     """Names and meanings of transformers, whose `rms_norm_eps` is `layer_norm_eps` here.
 
     Attributes:
-        head_dim: size K of one head, which need not be D / H; 0: it is.
-        num_key_value_heads: heads of keys and values, a divisor of the others; 0: as many.
+        head_dim: size K of one head, which need not be D / H.
+        num_key_value_heads: heads of keys and values, a divisor of the others.
         rope: rotary frequencies.
         attention_bias: biases of queries, keys, values and of the output (Qwen2 has those of the first three anyway).
         mlp_bias: biases of the MLP.
         sliding_window: how many tokens, itself among them, a token sees in the layers with a window.
         window_layers: numbers of these layers.
-        unrotated_layers: numbers of the layers without rotary embedding; None: those that the kind has.
+        unrotated_layers: numbers of the layers without rotary embedding.
     """
 
     model_type: str = "llama"
@@ -125,36 +119,37 @@ class LlamaConfig(ModelConfig):
     layer_norm_eps: float = 1e-6
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
-    # Derived from the sizes in other families.
-    head_dim: int = 0  # type: ignore[override]
-    num_key_value_heads: int = 0  # type: ignore[override]
+    # Properties in other families, where they follow from the sizes. `field()`: no default, which
+    # a dataclass would otherwise take from the property of the same name.
+    head_dim: int = field()  # type: ignore[override]
+    num_key_value_heads: int = field()  # type: ignore[override]
     rope: Rope = PLAIN
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
     window_layers: tuple[int, ...] = ()
-    unrotated_layers: tuple[int, ...] | None = None
+    unrotated_layers: tuple[int, ...] = ()
 
-    def _fill_in(self) -> None:
-        check_choice("model_type", self.model_type, KINDS)
-        # What is derived is stored, so that a model is equal to the one whose file names it.
-        if self.num_key_value_heads == 0:
-            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
-        if self.head_dim == 0 and self.hidden_size % self.num_attention_heads == 0:
-            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        if self.unrotated_layers is None:
-            interval = self.kind.unrotated_every
-            unrotated_layers = (
-                range(interval - 1, self.num_hidden_layers, interval) if interval else ()
-            )
-            object.__setattr__(self, "unrotated_layers", tuple(unrotated_layers))
+    @classmethod
+    def derived_fields(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the sizes of heads and the layers without rotary embedding that a kind has by itself."""
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            check_positive_int(name, settings[name])
+        num_layers = settings["num_hidden_layers"]
+        num_heads = settings["num_attention_heads"]
+        derived: dict[str, Any] = {"num_key_value_heads": num_heads}
+        if "head_dim" not in settings:
+            if settings["hidden_size"] % num_heads:
+                divisor = f"a divisor of hidden_size={settings['hidden_size']}"
+                raise ModelError(f"num_attention_heads: expected {divisor}, got {num_heads}")
+            derived["head_dim"] = settings["hidden_size"] // num_heads
+        interval = KINDS[settings.get("model_type", "llama")].unrotated_every
+        if interval:
+            derived["unrotated_layers"] = tuple(range(interval - 1, num_layers, interval))
+        return derived
 
     def _check_heads(self) -> None:
         heads = self.num_attention_heads
-        if self.head_dim == 0:
-            raise ModelError(
-                f"num_attention_heads: expected a divisor of hidden_size={self.hidden_size}, got {heads}"
-            )
         check_positive_int("num_key_value_heads", self.num_key_value_heads)
         check_positive_int("head_dim", self.head_dim)
         # As many queries share each key.
@@ -167,6 +162,7 @@ class LlamaConfig(ModelConfig):
             )
 
     def _check_family(self) -> None:
+        check_choice("model_type", self.model_type, KINDS)
         check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
         for name in ("attention_bias", "mlp_bias"):
             check_bool(name, getattr(self, name))
@@ -213,10 +209,6 @@ def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     if rotated_share != 1.0:
         allowed = f"1.0 for a {raw['model_type']} model, whose heads rotate whole"
         raise ModelError(f"partial_rotary_factor: expected {allowed}")
-    # Before the configuration checks it: the lists of layers below are as long.
-    check_positive_int("num_hidden_layers", settings["num_hidden_layers"])
-    unrotated_layers = _unrotated_layers(settings) if kind.unrotated_every else ()
-    sliding_window, window_layers = _windows(kind, settings, unrotated_layers)
     fields = {name: settings[key] for name, key in _KEYS.items() if key in settings}
     # null means derived from the other sizes, as a missing key does.
     for name in ("head_dim", "num_key_value_heads"):
@@ -224,6 +216,9 @@ def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
             fields[name] = settings[name]
     for name in kind.flags:
         fields[name] = settings.get(name, False)
+    fields = LlamaConfig.derived_fields(fields) | fields
+    unrotated_layers = _unrotated_layers(settings) if kind.unrotated_every else ()
+    sliding_window, window_layers = _windows(kind, settings, unrotated_layers)
     return fields | {
         "model_type": raw["model_type"],
         "rope": rope,
@@ -301,6 +296,5 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     if "sliding_window" in kind.defaults:
         raw["sliding_window"] = config.sliding_window
     if kind.unrotated_every:
-        assert config.unrotated_layers is not None
         raw["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in layers]
     return raw | config.rope.to_hf()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxppo.data import SEQUENCE_BUCKET
 from jaxppo.errors import ModelError
 from jaxppo.nn.blocks import select_tokens
-from jaxppo.nn.config import check_at_least, check_bool, check_choice, check_positive_int
+from jaxppo.nn.checks import check_at_least, check_bool, check_choice, check_positive_int
 from jaxppo.types import Array
 
 _LENGTH = "original_max_position_embeddings"

@@ -224,7 +224,7 @@ def _learning(shapes: RunShapes) -> tuple[int, int]:
     whole_gradients = [
         size * sizes.FP32 // sizes.itemsize(model)
         for size, (model, tree) in zip(gathered, _trunks(shapes, shapes.trained), strict=True)
-        if model.accelerated and "embed_in" in tree["trunk"]
+        if model.computation.accelerated and "embed_in" in tree["trunk"]
     ]
     return sum(gathered) + max(whole_gradients, default=0), gradients
 
@@ -421,7 +421,7 @@ def _learning_stage(
             # No compiler makes float32 of a gradient before
             # it is added to a sum or goes into the optimizer.
             gradients = gradients * sizes.itemsize(models[0]) // sizes.FP32
-        if models[0].accelerated:
+        if models[0].computation.accelerated:
             layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
             activations -= sum(layers) - max(layers)  # one model after the other
     return {

@@ -27,7 +27,7 @@ def copy_bytes(model: ModelConfig, weights: Any, merged: bool = False) -> int:
         weights: tree of arrays or of their shapes.
         merged: adapters are added to them.
     """
-    if model.compute_dtype is None and not merged:
+    if model.computation.dtype is None and not merged:
         return 0
     return compute_bytes(model, weights)
 
@@ -82,18 +82,18 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     hidden, inner = family_of(model.model_type).saved_widths
     numbers = tokens * (hidden * model.hidden_size + inner * model.intermediate_size)
     scores = 0  # a fused kernel holds none
-    if model.attention in ("plain", "blocks"):
+    if model.computation.attention in ("plain", "blocks"):
         scores = tokens * length * model.num_attention_heads
-    if model.attention == "blocks":
+    if model.computation.attention == "blocks":
         scores = min(scores, attention.BLOCK_SCORES)
     # Softmax is computed in float32 whatever the dtype; its result is cast.
-    weight = FP32 if model.compute_dtype is None else FP32 + itemsize(model)
+    weight = FP32 if model.computation.dtype is None else FP32 + itemsize(model)
     return numbers * itemsize(model) + scores * weight
 
 
 def scored_bytes(model: ModelConfig, rows: int, length: int) -> int:
     """Estimate of what a layer takes where no gradient follows: all of it, or its widest part by fused attention."""
-    if model.attention not in ("triton", "splash"):
+    if model.computation.attention not in ("triton", "splash"):
         return layer_bytes(model, rows, length)
     inner = family_of(model.model_type).saved_intermediates * model.intermediate_size
     return rows * length * (2 * model.hidden_size + inner) * itemsize(model)
@@ -114,14 +114,14 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
     """
     layer = layer_bytes(model, rows, length) // tensor
     tokens = rows * length
-    if not (model.accelerated or model.gradient_checkpointing):
+    if not (model.computation.accelerated or model.computation.gradient_checkpointing):
         return model.num_hidden_layers * layer
     saved_width = 0
-    if not model.gradient_checkpointing:
+    if not model.computation.gradient_checkpointing:
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
         inner = family_of(model.model_type).saved_intermediates * model.intermediate_size
         saved_width = heads * model.head_dim + inner
-        if model.attention == "blocks":
+        if model.computation.attention == "blocks":
             saved_width += model.num_attention_heads * model.head_dim
     width = model.hidden_size + saved_width // tensor
     # One layer is computed whole at a time; of the others this is all that is kept.
@@ -156,4 +156,4 @@ def reading_bytes(model: ModelConfig, prompts: int, length: int) -> int:
 
 def itemsize(model: ModelConfig) -> int:
     """Return the bytes of a number that is computed with."""
-    return FP32 if model.compute_dtype is None else jnp.dtype(model.compute_dtype).itemsize
+    return FP32 if model.computation.dtype is None else jnp.dtype(model.computation.dtype).itemsize

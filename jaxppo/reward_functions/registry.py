@@ -232,7 +232,9 @@ def reward_model_loader(
 
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
-        policy_end_ids = policy.eos_ids(tokenizer.eos_token_id) if end_ids is None else end_ids
+        policy_end_ids = (
+            policy.source.eos_ids(tokenizer.eos_token_id) if end_ids is None else end_ids
+        )
         # An adapter is computed on the policy's frozen base, which is on the devices once.
         if _is_adapter(folder):
             return load_reward_adapter(
@@ -242,7 +244,7 @@ def reward_model_loader(
             str(folder),
             tokenizer,
             parallel,
-            dtype=policy.compute_dtype or "float32",
+            dtype=policy.computation.dtype or "float32",
             policy_end_ids=policy_end_ids,
             system_prompt=system_prompt,
         )

@@ -47,7 +47,7 @@ class Learner:
     Args:
         config: hyper-parameters; `total_episodes` must be known (`TrainConfig.with_episodes`).
         model: architecture of policy, reference and a separate value model.
-        eos_id: ends a completion, as do the model's `end_ids`, unless the configuration names another stop token.
+        eos_id: ends a completion, as do the `end_ids` of its source, unless the configuration names another stop token.
         pad_id: fills what lies outside the masks.
         parallel: devices.
         value_model: architecture of a separate value model; default: the policy's.
@@ -80,7 +80,7 @@ class Learner:
         self.adapter = self.models.adapter
         self.has_value_model = self.models.has_value_model
         self.trained_models = self.models.trained
-        self.end_ids = model.eos_ids(eos_id)
+        self.end_ids = model.source.eos_ids(eos_id)
         self.pad_id = pad_id
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._stop_table = stop_table
@@ -450,7 +450,7 @@ class Learner:
     def scored_policy(self, state: TrainState, reference: Params | None) -> Params:
         """Return the policy in the dtype of a reference without adapters, so that one program is compiled for both."""
         policy = self.models_of(state)["policy"]
-        is_cast = self.model.compute_dtype is None or state.frozen is not None
+        is_cast = self.model.computation.dtype is None or state.frozen is not None
         if reference is None or is_cast:
             return policy
         return self._cast(policy)

@@ -19,6 +19,7 @@ from jaxppo.evaluate.evaluator import Evaluator, Predictions, choose_fixed, eval
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.evaluate.predictions import Prediction
 from jaxppo.evaluate.printing import print_before_and_after, short_prompt, summary_line
+from jaxppo.nn import ModelSource
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets import files as dataset_files
@@ -141,7 +142,7 @@ def test_a_stop_token_of_the_command_ends_completions_in_place_of_the_end_of_seq
 
 
 def test_completions_end_with_every_end_that_the_model_has_and_with_that_of_a_chat_template(folder):
-    model = dataclasses.replace(MODEL, end_ids=(5, 7), num_tokens=30)
+    model = dataclasses.replace(MODEL, source=ModelSource(end_ids=(5, 7), num_tokens=30))
     made = evaluator_of(TrainConfig, folder, model)
     cut = (TOKENIZER.decode([4] * LENGTH), False)
     no_token = (TOKENIZER.decode([0] * LENGTH), False)  # 31 is none: the first of those with equal logits comes

@@ -8,7 +8,7 @@ import pytest
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from jaxppo import hf
-from jaxppo.nn import FAMILIES
+from jaxppo.nn import FAMILIES, Computation
 from jaxppo.nn.llama_kinds import KINDS
 from jaxppo.nn.rotary import Rope
 from tests.hf.families import FILES, OLD_CONFIGS
@@ -118,9 +118,8 @@ def test_numbers_that_files_write_in_other_ways_are_read():
 @pytest.mark.parametrize("family", OLD_CONFIGS)
 def test_config_to_hf_does_not_depend_on_where_a_model_computes(family):
     config = hf.config_from_hf(OLD_CONFIGS[family])
-    on_a_gpu = dataclasses.replace(
-        config, accelerated=True, attention="triton", compute_dtype="bfloat16", gradient_checkpointing=True
-    )
+    computation = Computation(accelerated=True, attention="triton", dtype="bfloat16", gradient_checkpointing=True)
+    on_a_gpu = dataclasses.replace(config, computation=computation)
     assert hf.config_to_hf(on_a_gpu, "lm") == hf.config_to_hf(config, "lm") == OLD_CONFIGS[family]
 
 

@@ -11,6 +11,7 @@ from jaxppo import hf
 from jaxppo.errors import ModelError
 from jaxppo.hf.export import base_of, models_meta
 from jaxppo.hf.tokenizer import with_tokens
+from jaxppo.nn import ModelSource
 from tests.torch_models import CONFIGS, edit_json, random_params, read, refused, transformers, word_tokenizer
 
 CONFIG = CONFIGS["gpt_neox"]
@@ -32,7 +33,7 @@ def saved(tmp_path_factory):
 
 def test_load_policy_knows_what_is_beside_the_config(saved):
     policy = hf.load_policy(saved)
-    assert policy.config == dataclasses.replace(CONFIG, num_tokens=50, end_ids=(2,))
+    assert policy.config == dataclasses.replace(CONFIG, source=ModelSource(num_tokens=50, end_ids=(2,)))
     assert (policy.config.num_logits, CONFIG.num_logits) == (50, 61)
     assert hf.load_pretrained(saved)[0] == policy.loaded.config == CONFIG  # of these files alone
 
@@ -52,16 +53,16 @@ def test_load_policy_knows_what_is_beside_the_config(saved):
 def test_with_tokens_joins_the_ends_of_both_files(of_config, of_generation, ends, tmp_path):
     config = hf.config_from_hf(hf.config_to_hf(CONFIG, "lm") | {"eos_token_id": of_config})
     write_generation(tmp_path, **({} if of_generation == "REMOVE" else {"eos_token_id": of_generation}))
-    assert with_tokens(config, TOKENIZER, tmp_path).end_ids == ends
+    assert with_tokens(config, TOKENIZER, tmp_path).source.end_ids == ends
 
 
 def test_with_tokens_takes_only_what_files_name_and_counts_up_to_the_last_token(tmp_path):
     raw = {name: value for name, value in hf.config_to_hf(CONFIG, "lm").items() if name != "eos_token_id"}
     config = hf.config_from_hf(raw)
     assert config.eos_token_id == 2  # what the family means by no key
-    assert with_tokens(config, TOKENIZER, tmp_path).end_ids == ()
-    assert with_tokens(config, word_tokenizer(size=61), tmp_path).num_tokens is None
-    assert with_tokens(config, word_tokenizer(size=50, last=57), tmp_path).num_tokens == 58
+    assert with_tokens(config, TOKENIZER, tmp_path).source.end_ids == ()
+    assert with_tokens(config, word_tokenizer(size=61), tmp_path).source.num_tokens is None
+    assert with_tokens(config, word_tokenizer(size=50, last=57), tmp_path).source.num_tokens == 58
 
 
 @pytest.mark.parametrize("value", [[2, 61], [], [2, "3"], "2", -1])
@@ -78,7 +79,7 @@ def test_lists_of_ends_come_out_as_they_were(saved, tmp_path):
     assert (read(folder)["eos_token_id"], several.eos_token_ids) == ([3, 2], (3, 2))
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == [4, 3, 2]
     policy = hf.load_policy(folder)
-    assert policy.config.end_ids == (3, 2, 4)
+    assert policy.config.source.end_ids == (3, 2, 4)
     base = base_of(str(folder), policy.loaded, policy.config, "lm", is_frozen=False)
     assert base["config"] == hf.config_to_hf(policy.loaded.config, "lm") == read(folder)
     generation = lambda stop: models_meta(base, None, None, stop, "blocksworld", "")["policy"]["generation_config"]  # noqa: E731

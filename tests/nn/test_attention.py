@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxppo import models
-from jaxppo.nn import attention, kernels
+from jaxppo.nn import Computation, attention, kernels
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.parallel import platform
@@ -125,7 +125,7 @@ def test_kernels_are_plain(name, window):
 @pytest.mark.parametrize("head_size", [64, 128, 256])
 @pytest.mark.parametrize("mask", [None, *masks(565)[1:]], ids=["no mask", "left padding", "right padding"])
 def test_the_kernel_of_this_device_is_plain(mask, head_size):
-    form = models.with_dtype(NEOX, "bfloat16").attention
+    form = models.with_dtype(NEOX, "bfloat16").computation.attention
     if form == "plain":
         pytest.skip("no GPU or TPU, see tests/conftest.py")
     halves = arrays(h=4, g=2, t=565, k=head_size, dtype=jnp.bfloat16)
@@ -147,8 +147,8 @@ def test_the_platform_chooses_the_form_and_kernels_are_for_bfloat16_and_without_
     forms = {}
     for name in ("cpu", "gpu", "tpu"):
         with platform.compiling_for(Platform(name, None)):
-            forms[name] = models.with_dtype(NEOX, "bfloat16").attention
-            assert models.with_dtype(NEOX, "bfloat16", "blocks").attention == "blocks"
+            forms[name] = models.with_dtype(NEOX, "bfloat16").computation.attention
+            assert models.with_dtype(NEOX, "bfloat16", "blocks").computation.attention == "blocks"
     assert forms == {"cpu": "plain", "gpu": "triton", "tpu": "splash"}
 
 
@@ -166,6 +166,7 @@ MISTRAL = LlamaConfig(
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
+    head_dim=4,
     intermediate_size=32,
     sliding_window=5,
     window_layers=(0, 1),
@@ -181,13 +182,13 @@ def test_models_are_the_same_by_blocks_and_in_a_loop(config):
         out = models.apply(config, params, ids, read=read)
         return jnp.sum(jnp.cos(jnp.arange(24.0)) * out.logits)
 
-    accelerated = dataclasses.replace(config, accelerated=True, attention="triton")
+    accelerated = dataclasses.replace(config, computation=Computation(accelerated=True, attention="triton"))
     found, expected = (jax.value_and_grad(loss)(params, each) for each in (accelerated, config))
     assert_close(found, expected, 1e-5)
 
 
 def test_a_prompt_and_tokens_after_it_are_the_same_by_blocks():
-    params, blocks = random_params(MISTRAL), dataclasses.replace(MISTRAL, attention="blocks")
+    params, blocks = random_params(MISTRAL), dataclasses.replace(MISTRAL, computation=Computation(attention="blocks"))
     ids, mask = RNG.integers(0, 24, (2, 9)), masks(9)[1]
     slots = np.pad(mask, ((0, 0), (0, 1)), constant_values=True)
     results = []

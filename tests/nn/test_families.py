@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from jaxppo import hf, models
-from jaxppo.nn import FAMILIES, ModelConfig
+from jaxppo.nn import FAMILIES, ModelConfig, ModelSource
 from jaxppo.nn.layers import ACTIVATIONS, Keys, Linear, project_qkv
 from tests import quick_first
 from tests.hf.families import FILES, SMALL
@@ -106,7 +106,7 @@ def test_logits_gradients_and_scores_are_those_of_transformers(model, tmp_path):
 
 def test_every_setting_shows_in_the_logits_of_transformers(model):
     """Or the comparison would say nothing of it."""
-    config = dataclasses.replace(model.config, original=None)
+    config = dataclasses.replace(model.config, source=ModelSource())
     ids, mask = ragged_batch("left", LENGTHS)
     logits = torch_logits(model.theirs, ids, mask)
     for field in dataclasses.fields(config):

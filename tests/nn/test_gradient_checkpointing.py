@@ -12,7 +12,7 @@ from jaxppo import models, reward_model
 from jaxppo.config import RewardModelConfig, SFTConfig
 from jaxppo.config.sources import replace
 from jaxppo.data.preferences import PairBatch
-from jaxppo.nn import lora
+from jaxppo.nn import Computation, lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
@@ -36,6 +36,7 @@ SMOLLM3 = LlamaConfig(
     **SIZES,
     num_hidden_layers=4,
     num_key_value_heads=1,
+    head_dim=8,
     sliding_window=5,
     window_layers=(0, 1, 2),
     unrotated_layers=(2,),
@@ -98,7 +99,7 @@ def test_deep_models_are_one_loop_on_a_cpu_unless_they_are_wide():
         wide = GPTNeoXConfig(**SIZES | {"hidden_size": width}, num_hidden_layers=layers)
         found[layers, width] = wide.scans_layers
     assert found == {(15, 64): False, (16, 64): True, (16, 512): False}
-    assert dataclasses.replace(wide, accelerated=True).scans_layers
+    assert dataclasses.replace(wide, computation=Computation(accelerated=True)).scans_layers
 
 
 def test_gradients_of_adapters_that_some_layers_have():
@@ -209,7 +210,7 @@ def test_every_command_that_learns_has_it(monkeypatch, trace):
     seen, apply = [], models.apply
 
     def watched(config, *args, **kwargs):
-        seen.append(config.gradient_checkpointing)
+        seen.append(config.computation.gradient_checkpointing)
         return apply(config, *args, **kwargs)
 
     monkeypatch.setattr(models, "apply", watched)

@@ -19,7 +19,8 @@ from jaxppo.errors import ModelError
 from jaxppo.nn import FAMILIES, lora
 from jaxppo.nn.attention import attend_cached
 from jaxppo.nn.blocks import select_tokens
-from jaxppo.nn.config import SCORE_NAMES, Family, HfName, ModelConfig, check_bool, linear_names, norm_names
+from jaxppo.nn.checks import check_bool
+from jaxppo.nn.config import SCORE_NAMES, Family, HfName, ModelConfig, linear_names, norm_names
 from jaxppo.nn.layers import Linear, embed, embedding, layer_norm
 from jaxppo.parallel import partition
 from jaxppo.profiling import flops

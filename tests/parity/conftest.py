@@ -40,7 +40,7 @@ SIZES = {
     "pad_token_id": PAD,
 }
 LLAMAS = {
-    "llama": LlamaConfig(model_type="llama", tie_word_embeddings=True, **SIZES),
+    "llama": LlamaConfig(model_type="llama", head_dim=4, tie_word_embeddings=True, **SIZES),
     "qwen3": LlamaConfig(model_type="qwen3", head_dim=8, **SIZES),
 }
 

@@ -82,7 +82,9 @@ def test_learning_is_three_passes_of_each_model_and_epoch_and_frozen_weights_hav
     assert flops.backward(adapted, SIZE) == 2 * forward - (66 * TOKEN - 24 * UNREAD) - PREDICTIONS
 
 
-@pytest.mark.parametrize("family", [GPTNeoXConfig, GPT2Config, partial(LlamaConfig, num_key_value_heads=2)])
+@pytest.mark.parametrize(
+    "family", [GPTNeoXConfig, GPT2Config, partial(LlamaConfig, num_key_value_heads=2, head_dim=64)]
+)
 def test_forward_agrees_with_what_xla_counts(family):
     config = family(vocab_size=2048, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
     params, ids = shapes_of_params(config), jax.ShapeDtypeStruct((4, 64), np.int32)

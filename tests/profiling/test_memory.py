@@ -29,7 +29,7 @@ from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
 NEOX = GPTNeoXConfig(**SIZES, hidden_size=64)
-LLAMA = partial(LlamaConfig, num_key_value_heads=2)
+LLAMA = partial(LlamaConfig, num_key_value_heads=2, head_dim=16)
 
 
 class Device:

@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from jaxppo import hf
 from jaxppo.errors import DataError, ModelError
+from jaxppo.nn import ModelSource
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.reward_functions import reward_model
@@ -202,7 +203,7 @@ def test_a_model_of_another_vocabulary_gets_the_system_turn_of_the_policy(saved,
     model, params = hf.load_pretrained(saved[1])
     tokenizer = chat_tokenizer()
     hf.save_pretrained(tmp_path / "chat", model, params, tokenizer)
-    policy = dataclasses.replace(model, end_ids=())
+    policy = dataclasses.replace(model, source=ModelSource())
     load = reward_model_loader(policy, params, policy_tokenizer, parallel, (EOS,), "be brief")
     reward, seen = load(str(tmp_path / "chat")), []
     encode = reward.encode

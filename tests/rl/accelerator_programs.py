@@ -22,6 +22,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxppo import models
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
+from jaxppo.nn import Computation
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
@@ -59,7 +60,7 @@ class Held(NamedTuple):
 
 def compiled(device: Any, name: str, dtype: str | None = None, rows: int = ROWS, **options: Any) -> Any:
     """Compile `rollout.generate` for a device from shapes."""
-    model = dataclasses.replace(MODEL, compute_dtype=dtype)
+    model = dataclasses.replace(MODEL, computation=Computation(dtype=dtype))
     place = SingleDeviceSharding(device)
     shape = lambda *size, dtype=jnp.float32: jax.ShapeDtypeStruct(size, dtype, sharding=place)  # noqa: E731
     params = jax.eval_shape(lambda: models.init_params(MODEL, jax.random.key(0)))
@@ -72,7 +73,7 @@ def compiled(device: Any, name: str, dtype: str | None = None, rows: int = ROWS,
 
 def held(program: Any, dtype: str | None = None, rows: int = ROWS) -> Held:
     """Read a compiled program."""
-    model = dataclasses.replace(MODEL, compute_dtype=dtype)
+    model = dataclasses.replace(MODEL, computation=Computation(dtype=dtype))
     text = program.as_text()
     shape = f"[{rows},{MODEL.num_key_value_heads},{PROMPT + LENGTH},{MODEL.head_dim}]"
     bodies, roots = {}, {}

@@ -11,6 +11,7 @@ import pytest
 from jaxppo import models
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
+from jaxppo.nn import Computation
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
@@ -25,7 +26,9 @@ SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "intermedi
 NEOX = GPTNeoXConfig(**SIZES, num_attention_heads=2)
 GPT2 = GPT2Config(**SIZES, num_attention_heads=2, max_position_embeddings=64)
 QWEN3 = LlamaConfig(**SIZES, model_type="qwen3", num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-WINDOWS = LlamaConfig(**SIZES, model_type="mistral", num_attention_heads=2, sliding_window=6)
+WINDOWS = LlamaConfig(
+    **SIZES, model_type="mistral", num_attention_heads=2, num_key_value_heads=2, head_dim=8, sliding_window=6
+)
 ROWS, PROMPT, LENGTH, PAD = 32, 8, 24, 31
 STOP = (3, 5, 8, 13)  # an eighth of the vocabulary, so that rows end early, and not all at once
 NEVER = (-1,) * 4
@@ -113,7 +116,7 @@ def test_dropping_rows_and_reading_prompts_in_parts_change_no_text(copies, limit
     ("model", "copies", "limited", "at_once"),
     [
         (NEOX, 1, False, 8),
-        (dataclasses.replace(NEOX, compute_dtype="bfloat16"), 1, True, 4),
+        (dataclasses.replace(NEOX, computation=Computation(dtype="bfloat16")), 1, True, 4),
         (GPT2, 2, False, 4),
         (QWEN3, 1, True, 8),
         (WINDOWS, 2, True, 1),
@@ -128,7 +131,7 @@ def test_what_is_sampled_in_parts_is_what_the_model_says(model, copies, limited,
     sequences = rollout.to_sequences(prompts, done, length=PROMPT + LENGTH)
     params = models.init_params(model, jax.random.key(1))
     expected, _ = completion_logprobs(params, sequences, model=model)
-    np.testing.assert_allclose(done.logprobs, expected, atol=1e-4 if model.compute_dtype is None else 0.1)
+    np.testing.assert_allclose(done.logprobs, expected, atol=1e-4 if model.computation.dtype is None else 0.1)
 
 
 @pytest.mark.parametrize(

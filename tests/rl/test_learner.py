@@ -13,6 +13,7 @@ from jaxppo import data, models
 from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.nn import ModelSource
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.parallel import platform
 from jaxppo.parallel.devices import DataParallel
@@ -324,7 +325,7 @@ def test_make_trajectories_wants_one_finite_score_per_completion(recorded):
 
 def test_a_completion_may_end_with_any_of_several_tokens():
     ends, lasts = (EOS, 5, 9), [EOS, 5, 9, 4, EOS, 5, 9, 4]
-    model = dataclasses.replace(MODEL, end_ids=ends[1:])
+    model = dataclasses.replace(MODEL, source=ModelSource(end_ids=ends[1:]))
     ppo = make_ppo(model=model)
     assert ppo.stop_ids == ppo.end_ids == ends
     rollout = ppo.rollout_of([[4, 6, last] for last in lasts])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxppo import data, models
+from jaxppo.nn import ModelSource
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import ops, rollout, sampling
 from jaxppo.types import PromptBatch, Rollout
@@ -239,7 +240,7 @@ TOKENS = 24
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_padded_vocabulary_has_no_part_in_what_is_said_of_tokens(params, tied):
     """Log-probabilities, entropies and KL are those of numpy without its logits, which would be the largest."""
-    model = dataclasses.replace(MODEL, num_tokens=TOKENS, tie_word_embeddings=tied)
+    model = dataclasses.replace(MODEL, source=ModelSource(num_tokens=TOKENS), tie_word_embeddings=tied)
     first = params["trunk"]["embed_in"]["embedding"]
     tree = {"trunk": params["trunk"] | {"embed_in": {"embedding": first.at[TOKENS:].set(9 * first[:8])}}}
     if not tied:
@@ -248,7 +249,7 @@ def test_a_padded_vocabulary_has_no_part_in_what_is_said_of_tokens(params, tied)
     generated = jax.jit(program)(tree, left_padded(pad=0), uniforms_for(5))
     real = np.asarray(generated.completion_mask)
     assert np.asarray(generated.completion_ids)[real].max() < TOKENS
-    whole = dataclasses.replace(model, num_tokens=None)
+    whole = dataclasses.replace(model, source=ModelSource())
     sequences = rollout.to_sequences(left_padded(pad=0), generated, length=14)
     columns = np.asarray(ops.prediction_columns(sequences.prompt_lengths, LENGTH, 14))
 
