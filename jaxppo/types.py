@@ -81,10 +81,13 @@ class Trajectories(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Shares of entries in the means over a mini-batch: 0 where an entry does not count, and 1 in sum."""
+    """Weights of entries in the means over a mini-batch: 0 where an entry does not count.
+
+    The sum is 1, except for `policy`, whose sum depends on `loss_type`.
+    """
 
     tokens: Array  # [B, C] fp32, real tokens
-    policy: Array  # as the advantages, [B, C] or [B]; the sum depends on `loss_type`
+    policy: Array  # as the advantages, [B, C] or [B]
     ratios: Array  # of the same shape, in the means of logged ratios
     values: Array | None = None  # [B, C] fp32
     positive: Array | None = None  # [B, C] fp32, tokens of positive completions
@@ -181,4 +184,4 @@ class HostState(NamedTuple):
 
 
 PREFETCHED = {"rollout": Rollout, "sequences": Sequences, "outputs": ModelOutputs}
-"""Fields of a `Batch` that one that was sampled ahead has, and that a checkpoint holds."""
+"""Fields of a `Batch` that was sampled ahead: a checkpoint holds them."""

@@ -38,7 +38,7 @@ _CRITIC = ("whiten_rewards", "score_position")
 _GRPO = ("scale_rewards", "importance_sampling_level", "use_bias_correction_kl")
 
 ALGORITHMS: dict[str, Algorithm] = {
-    # It always whitens
+    # PPO always whitens its advantages: nothing is left to normalise.
     "ppo": Algorithm(needs_values=True, ratio="token", unused=("normalize_advantages", *_GRPO)),
     "rloo": Algorithm(
         needs_values=False,

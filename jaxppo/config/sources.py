@@ -458,11 +458,9 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
 # 3. Two rules go beyond "the last one counts", wherever one source is laid over another (`_merge`):
 #    a number of epochs drops the total_episodes of a lower source, and settings of KEY=VALUE words
 #    are changed key by key.
-# 4. The dictionary is written as words of a command line and put before the flags (`_parse`), so
-#    that files and flags are read by the same code, as the types of the same fields, and one run of
-#    tyro decides.
-# 5. The flat values go into the nested groups (`_rebuild`), each of which checks itself in
-#    `__post_init__`.
+# 4. The dictionary is written as words of a command line and put before the flags (`_parse`): files
+#    and flags are read by the same code, as the types of the same fields, and one run of tyro decides.
+# 5. The flat values go into the nested groups (`_rebuild`); each checks itself in `__post_init__`.
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
     """Read the configuration of a command from its arguments; `--help` and `--help_all` print and exit.
 
@@ -669,7 +667,7 @@ def _first_paragraph(panel: str) -> str:
         if text.strip("─-╭╮╰╯"):
             paragraph.append(text)
         elif paragraph:
-            # a rule, or an empty line: the usage that follows says nothing of the mistake
+            # A rule, or an empty line: the usage that follows says nothing of the mistake.
             break
     return " ".join(" ".join(paragraph).split())
 

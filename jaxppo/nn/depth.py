@@ -205,5 +205,9 @@ def _saving_named(
 def _saving_inputs(
     graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
 ) -> Array:
-    """Save the input alone. In a loop: elsewhere XLA on the CPU finds that the second computation is the first."""
+    """Save only the layer's input; the gradient computes the rest again.
+
+    This works only in a loop: outside of one, XLA on the CPU merges the second computation with the first (common
+    subexpressions), and saves everything.
+    """
     return jax.checkpoint(partial(_run_layer, graph), prevent_cse=False)(weights, hidden, context)

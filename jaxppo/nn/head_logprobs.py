@@ -4,8 +4,8 @@ The head's product with the hidden states is computed in blocks of some rows and
 over the vocabulary go from block to block as in an online softmax (arXiv:1805.02867); the backward pass computes each
 block once more. Nothing of the size of the logits outlives a block, however many tokens there are.
 
-Why by hand. What training asks of a distribution are three numbers of each token: the logit of the token that came, the
-logsumexp of all logits, and their mean under the distribution. All three are sums over the vocabulary, so they can be
+Why by hand. Training needs three numbers of each token: the logit of the token that came, the logsumexp of all logits,
+and their mean under the distribution. All three are sums over the vocabulary, so they can be
 gathered block by block while the logits of the block are still in the cache. Sums of exponentials need the largest
 logit taken out first, and it is not known before the last block: so `_Softmax` holds them relative to the largest logit
 so far, and rescales them where a later block has a larger one. The gradient needs the probabilities again,
@@ -247,8 +247,7 @@ def token_kl(
         largest = sums.largest.reshape(2, -1)
         log_total = jnp.log(sums.total).reshape(2, -1)
         mean_gap = (sums.weighted / sums.total).reshape(2, -1)[0]
-        # sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z)
-        # Row 0 is p, row 1 is q.
+        # Row 0 is p, row 1 is q: sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z).
         return mean_gap + (largest[1] - largest[0]) + (log_total[1] - log_total[0])
 
     flat_hidden = _pad_axis(hidden.reshape(-1, hidden.shape[-1]), width, axis=1)

@@ -1,7 +1,7 @@
 """Fused attention kernels that ship with JAX: Triton's on GPUs, splash attention on TPUs.
 
-They are for bfloat16: in float32 a kernel may round the factors of its products, the other forms of `attention.py` do
-as `matmul_precision` says.
+They are for bfloat16. In float32 a kernel may round the factors of its products, while the other forms of
+`attention.py` follow `matmul_precision`.
 
 Shape letters: B rows, T tokens, H heads, G heads of keys and values, K head size.
 """
@@ -73,7 +73,7 @@ def triton(
     Source: FlashAttention (arXiv:2205.14135).
     """
     with warnings.catch_warnings():
-        # Since JAX 0.11, in favour of another package (tokamax)
+        # JAX 0.11 deprecates it in favour of another package, tokamax.
         warnings.simplefilter("ignore", DeprecationWarning)
         from jax.experimental.pallas.ops.gpu import attention
 

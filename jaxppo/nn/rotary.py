@@ -149,10 +149,10 @@ class Rope:
     def _unstretched_share(self, frequencies: Array) -> Array | None:
         """Share of each frequency that is not stretched: [n / 2] fp32; None where all are treated alike.
 
-        A frequency that has turned many times within the original length tells neighbours apart, and stays: longer
-        texts have no longer neighbourhoods. One that has not turned once would reach angles that training never saw,
-        and is divided by the factor. Between the two limits the share falls linearly: in llama3 by the rotations, in
-        yarn by the number of the frequency.
+        A frequency that makes many turns within the original length encodes short distances. These are the same in
+        longer texts, so it is not stretched. One that makes less than a turn would reach angles that training never
+        saw, and is divided by the factor. Between the two limits the share falls linearly: in llama3 by the rotations,
+        in yarn by the number of the frequency.
         """
         original = self.original_max_position_embeddings
         if self.rope_type == "llama3":

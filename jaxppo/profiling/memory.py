@@ -219,8 +219,7 @@ def _learning(shapes: RunShapes) -> tuple[int, int]:
     if not shapes.is_split:
         return sizes.copy_bytes(shapes.models[0], shapes.weights) // shapes.tensor, gradients
     gathered = _gathered(shapes)
-    # Gradients of as many layers are whole, in float32, before each device keeps its part of
-    # them.
+    # Gradients of as many layers are whole, in float32, before each device keeps its part.
     whole_gradients = [
         size * sizes.FP32 // sizes.itemsize(model)
         for size, (model, tree) in zip(gathered, _trunks(shapes, shapes.trained), strict=True)

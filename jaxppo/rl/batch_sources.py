@@ -46,7 +46,7 @@ class Prefetch:
             wait([self._future])
 
     def gather(self, value: processes.T) -> list[processes.T]:
-        """Do as `processes.gather`; where there are several, not before the devices are free."""
+        """Do as `processes.gather`; with several processes, wait for the batch that is being sampled first."""
         if not processes.is_alone():
             self.wait()
         return processes.gather(value)

@@ -174,14 +174,14 @@ def capped_policy_loss(
 def loss_weights(
     trajectories: Trajectories, level: str, loss_type: str, response_length: int
 ) -> Weights:
-    """Compute the shares of entries in the means of mini-batches [S, b, ...].
+    """Compute the weights of entries in the means of mini-batches [S, b, ...].
 
-    With N tokens and b completions in a mini-batch, n in a completion, and N' tokens in a mini-batch on average, that
-    of a token in the policy's loss is
+    Let a mini-batch have b completions and N tokens, and a completion n tokens; N' is the mean of N over the
+    mini-batches of the update. The weight of a token in the policy loss is
 
     grpo: 1 / (b n);  bnpo: 1 / N;  dapo, cispo: 1 / N';  dr_grpo: 1 / (b response_length)
 
-    and, at level "completion", that of a completion is 1 / b, also of one without a token.
+    At level "completion" the weight of a completion is 1 / b, even if it has no token.
 
     Source: TRL `GRPOTrainer`, `loss_type`; grpo: Shao et al. 2024; dr_grpo: Liu et al. 2025; dapo: Yu et al. 2025.
     """

@@ -22,7 +22,7 @@ class LearningRates(NamedTuple):
 
 
 PRETRAINED_SIZE = 10_000_000
-"""Parameters that hardly a model from scratch has here; the smallest Pythia has 14 million."""
+"""Models with fewer parameters are taken to be trained from scratch; the smallest Pythia has 14 million."""
 
 HIGHEST_SUPERVISED_RATES = ((500_000_000, 1e-3), (3_000_000_000, 3e-4), (float("inf"), 5e-5))
 """(parameters up to, highest usual rate) of supervised training of all weights.
@@ -62,7 +62,7 @@ def high_rates(
 
     Args:
         config: of the run.
-        parameters: as for `highest_usual_rate`; what has fewer than `PRETRAINED_SIZE` is tiny, and none is too high.
+        parameters: as for `highest_usual_rate`; below `PRETRAINED_SIZE` there is no warning.
         supervised: see `highest_usual_rate`.
         use_peft: see `highest_usual_rate`.
     """
@@ -226,7 +226,7 @@ def _is_matrix(params: Params) -> Params:
     """Mark where weights decay: not in biases and norms, as in Hugging Face's Trainer."""
 
     def is_matrix(keys: Any, param: Array) -> bool:
-        # Which has an axis of layers more
+        # A stacked array has one axis more, that of the layers.
         in_stack = stacks.ALL in partition.path_of(keys).split("/")
         return param.ndim > (2 if in_stack else 1)
 

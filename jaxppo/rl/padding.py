@@ -39,9 +39,10 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
 def has_one_length(
     models: Sequence[ModelConfig], length_gaps: Sequence[int], longest: int, parts: int
 ) -> bool:
-    """Return whether all batches are made as long as the longest possible row, and each part of them is cut.
+    """Return whether every batch is padded to the longest possible row, and its parts are then cut to few lengths.
 
-    So no batch brings a length of its own to compile for: a CPU compiles the layers of wide models one by one.
+    Batches then bring no new lengths to compile for. This is for wide models on a CPU, whose layers are compiled one by
+    one; the parts are micro-batches and the parts of a batch that is scored, the lengths those of `cut_lengths`.
 
     Args:
         models: what is learned.
@@ -52,8 +53,8 @@ def has_one_length(
     compiles_slowly = any(model.wide and not model.scans_layers for model in models)
     if not compiles_slowly or not length_gaps:
         return False
-    # The longest quarter of the rows is hardly cut, so
-    # that its rows must be about as long as the longest.
+    # The longest quarter of the rows is hardly cut. So this pays only if even the shortest of them
+    # has at least about three quarters of the longest row's tokens.
     return min(length_gaps) <= longest // 4 and parts > 1
 
 

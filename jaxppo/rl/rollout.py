@@ -86,9 +86,9 @@ def generate(
         min_p: see `sampling.truncate`.
         repetition_penalty: see `sampling.penalize_repetition`.
         stop_table: [S, V] from `data.stop_table`; a completion also ends with the token that completes a stop string.
-        drop_ended: go on with half of the rows as soon as no more of them are to be continued, see `_decode`; random
-            numbers belong to rows, so that this changes nothing but the rounding of products with fewer rows. Default:
-            on accelerators, where a step takes the time to read the cache.
+        drop_ended: decode only the unfinished rows once they fit into the next smaller power of two, see `_decode`.
+            Random numbers belong to rows, so this changes nothing but the rounding of products with fewer rows.
+            Default: on accelerators, where a step takes the time to read the cache.
         prompts_at_once: read at most so many prompts at once; default: `memory.prompts_at_once`.
     """
     # Once for all tokens: casts and gathers within the loop would be done for every token.

@@ -62,8 +62,8 @@ def truncate(
 ) -> Array:
     """Drop unlikely tokens, one rule after the other; tokens as likely as the last one kept stay too.
 
-    Compared are the logits as they come: a compiler may compute log-probabilities twice, in different ways, and the
-    last token to be kept would fall short of itself.
+    The thresholds are applied to logits, not to log-probabilities: XLA may compute a log-probability twice with
+    different rounding, and the last token to be kept could then fail the threshold that it defines.
 
     Args:
         logits: [B, V] fp32.
@@ -115,8 +115,9 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
 
     Probabilities are counted in whole units of 2^-30: parallel sums of floats do not grow steadily, so that a uniform
     near 1 could fall behind the last possible token. The sum goes over blocks of tokens, then over the tokens of one
-    block: for 64 rows of 50304 tokens on the CPU this takes 5 ms, one cumulative sum 33 ms. A compiler may compute the
-    probabilities of the block anew, and a unit less or more: it is never a token without one that is drawn for that.
+    block: for 64 rows of 50304 tokens on the CPU this takes 5 ms, one cumulative sum 33 ms. XLA may compute the
+    probabilities of the chosen block again and round some of them to a unit more or less, so the result is at most the
+    last token of the block whose rounded probability is above 0: rounding never selects an impossible token after it.
     """
 
     def units(log_p: Array) -> Array:

@@ -298,8 +298,7 @@ def supervised_step(
         halving: makes `weighted` take fewer at once.
     """
 
-    # The statistics are fetched here, so that an error of the devices is met in this step and not
-    # in
+    # The statistics are fetched here, so that an error of the devices is met in this step, not in
     # the next one.
     def learned(state: TrainState, rows: B) -> tuple[TrainState, Stats]:
         new_state, stats = program(state, parallel.put(weighted(rows), 2))

@@ -84,9 +84,9 @@ class TrainedModels:
         Args:
             optimizer: from `make_optimizer`.
             policy: {"trunk", "lm_head"}.
-            value: {"trunk", "score"} or, for `value_model: shared`, {"score"}; default: a head with zero weights, on
-                the policy's trunk (`shared`) or on a copy of it (`separate`), so that every value starts at 0; such a
-                head is also made where only that is missing. Only PPO has one.
+            value: {"trunk", "score"} or, for `value_model: shared`, {"score"}. Default: the policy's trunk (`shared`)
+                or a copy of it (`separate`), with a head of zero weights, so that every value starts at 0. A value
+                model without a head gets this head. Only PPO has a value model.
             adapter: of the policy, to start from; default: a fresh one.
         """
         adapters: Params = {} if self.adapter is None else self._init_adapters(adapter)

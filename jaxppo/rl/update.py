@@ -71,8 +71,7 @@ def policy_gradient_loss(
     logprobs, entropy = rollout.logprobs_of_hidden(
         params["policy"], hidden, batch.sequences, model=model, temperature=temperature
     )
-    # 0 outside of the mask before anything is exponentiated: padding may hold any number, and exp
-    # of it would be inf.
+    # 0 outside of the mask before anything is exponentiated: exp of what padding holds may be inf.
     log_ratio = jnp.where(mask, logprobs - batch.logprobs, 0.0)
     level_log_ratio = losses.log_ratio_at(rl.ratio_level, log_ratio, mask)
     policy = _policy_loss(level_log_ratio, logprobs, batch.advantages, weights, rl)

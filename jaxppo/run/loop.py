@@ -33,7 +33,7 @@ class LoopSteps(NamedTuple):
     """What the loop calls for each step of a run, and how the run is shown."""
 
     total: int  # of the whole run
-    # state, its part on the host, number from 0
+    # Gets the state, its part on the host, and the number of the step from 0.
     step: Callable[[TrainState, HostState, int], StepOutput]
     # What an evaluation adds to the record of a step
     evaluate: Callable[[TrainState], dict[str, float]]
@@ -42,10 +42,10 @@ class LoopSteps(NamedTuple):
     header: str  # the run in a line, for the view
     # Whether the run cannot go on after this record.
     is_over: Callable[[dict[str, Any]], bool] = lambda record: False
-    # warns, or raises where the run cannot go on
+    # Warns, or raises where the run cannot go on.
     watch: Callable[[StepOutput], None] = lambda output: None
     old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
-    # samples; None: the run has none
+    # Prints samples; None: the run has none.
     show: Callable[[Console, Sequence[dict[str, Any]]], None] | None = None
     # What a resumed run does with a restored state whose
     # checkpoint was saved under other values of these settings.

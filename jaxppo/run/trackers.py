@@ -150,7 +150,7 @@ class Trackers:
         try:
             yield
         except Exception as error:
-            # whatever a library raises: hours of training do not end for a chart
+            # Whatever a library raises: hours of training do not end for a chart.
             self._trackers.pop(name, None)
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             self._warn(

@@ -19,18 +19,17 @@ from jaxppo.planning.transform.canonical import canonical_form
 
 PROBLEM_NAME = "task"
 """What every problem calls itself: its own name would be one more word in a prompt, and give the split away."""
-# A stream is given up after this many draws in a row that may not enter the split,
 _MAX_DRAWS = 5_000
-# or this many plans in a row that do not fit,
+"""A stream is given up after this many draws in a row that may not enter the split."""
 _MAX_PLANS = 400
-# or where, of the last so many problems that may enter
-# it, fewer than so many had not been drawn before.
+"""It is given up after this many plans in a row that do not fit."""
 _WINDOW = 500
 _LEAST_NEW = 3
-# Problems solved at a time for one split, at least and at most,
+"""It is given up if fewer than `_LEAST_NEW` of the last `_WINDOW` problems that may enter the split are new."""
 _CHUNK = range(8, 100)
-# and the draws after which they may be fewer.
+"""Problems solved at a time for one split: at least, at most."""
 _ROUND = 2_000
+"""Draws after which they may be fewer."""
 
 
 class Supply:

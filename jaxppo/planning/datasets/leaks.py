@@ -32,8 +32,8 @@ def find_leaks(rows_by_split: _Rows, mappings: Mappings) -> dict[str, Any]:
     Returns:
         `leaks`: shared problems and shared prompts of all pairs of splits but test and test_obfuscated, plus the number
         of `touching_bands` and `seen_domains`; a data set should have 0. `pairs`: the shared problems and prompts pair
-        by pair. `touching_bands`: splits whose lengths of
-        reference plans reach those of test_longer. `seen_domains`: domains of test_unseen that train or rl has.
+        by pair. `touching_bands`: splits whose lengths of reference plans reach those of test_longer. `seen_domains`:
+        domains of test_unseen that train or rl has.
 
     Raises:
         DataError: the words of an obfuscated row are missing.
