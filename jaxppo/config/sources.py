@@ -58,6 +58,7 @@ CALL_ONLY += ("target", "allow_changes", "push_to_hub", "hub_model_id", "hub_pri
 ALIASES = {
     "data": "dataset",
     "splits": "eval_splits",
+    "model_path": "model",
     "beta": "kl_coef",
     "epsilon": "cliprange",
     "epsilon_high": "cliprange_high",

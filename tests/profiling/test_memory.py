@@ -1,5 +1,6 @@
 """Exact where the arithmetic is exact; within a factor of 2 of what XLA reserves where it is an estimate."""
 
+import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,17 @@ def test_kv_cache_bytes_are_those_of_the_cache(family, dtype):
     model = models.with_dtype(family(**SIZES, hidden_size=64), dtype)
     cache = jax.eval_shape(lambda: models.init_cache(model, 6, 40))
     assert sizes.kv_cache_bytes(model, 6, 40) == sizes.tree_bytes(cache)
+
+
+def test_an_evaluation_decodes_few_rows_of_a_wide_model_at_once_on_a_cpu():
+    wide = dataclasses.replace(NEOX, hidden_size=512)
+    rows = {}
+    for name in ("cpu", "gpu"):
+        with platform.compiling_for(platform.Platform(name, 2**34)):
+            rows[name] = [memory.decoded_rows(model, 100, 20) for model in (NEOX, wide)]
+    assert rows["cpu"] == [rows["gpu"][0], 32] and rows["gpu"][1] > 1000
+    with platform.compiling_for(platform.Platform("cpu", 1000)):
+        assert memory.decoded_rows(wide, 100, 20) == 1  # memory first
 
 
 def test_bytes_of_logits_are_those_of_a_block_and_copies_those_of_a_cast_or_a_merge():
