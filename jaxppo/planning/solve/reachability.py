@@ -13,7 +13,7 @@ from jaxppo.planning.language.conditions import Binding, Literal, bound_atom
 from jaxppo.planning.language.parse import Atom, Parameter, Problem, UnsupportedPddlError
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import ActionSchema, check_action
-from jaxppo.planning.validate.ground import NEVER, Step
+from jaxppo.planning.validate.ground import NEVER, GroundStep
 from jaxppo.planning.validate.grounding import Grounder
 
 MAX_BINDINGS = 1_000_000
@@ -82,7 +82,7 @@ class _Budget:
             raise SearchLimitError(f"problem {self._problem_name}: {reason}")
 
 
-def reachable_steps(problem: Problem) -> dict[Action, Step]:
+def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
     """Find the steps whose preconditions can be reached when nothing is ever deleted.
 
     A queue of facts, to begin with those of the start. Each new fact triggers the joins whose precondition it fits; a
@@ -113,7 +113,7 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
     reached = _ReachedFacts(patterns)
     grounder = Grounder(problem)
     budget = _Budget(problem)
-    steps: dict[Action, Step] = {}
+    steps: dict[Action, GroundStep] = {}
     queue = list(problem.init_order)
     queued = set(queue)
 
@@ -143,7 +143,7 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
     return {action: steps[action] for action in sorted(steps) if NEVER not in steps[action].true}
 
 
-def _require_strips(problem: Problem, action: Action, step: Step) -> Step:
+def _require_strips(problem: Problem, action: Action, step: GroundStep) -> GroundStep:
     if step.extras is not None:
         if any(effect.condition is not True for effect in step.extras.effects):
             refuse(problem, f"conditional effects in '{action[0]}'")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.reachability import refuse
-from jaxppo.planning.validate.ground import Node, Step, sort_in
+from jaxppo.planning.validate.ground import GroundStep, Node, sort_in
 from jaxppo.planning.validate.grounding import Grounder
 
 
@@ -39,7 +39,7 @@ class StripsTask(NamedTuple):
     goal: int
 
 
-def compile_task(problem: Problem, steps: Mapping[Action, Step]) -> StripsTask | None:
+def compile_task(problem: Problem, steps: Mapping[Action, GroundStep]) -> StripsTask | None:
     """Number the facts that conditions ask for; None where the goal is out of reach."""
     goal_true, goal_false = _goal(problem)
     added = frozenset[Atom]().union(*(step.add for step in steps.values()))
