@@ -190,7 +190,7 @@ class RewardModelLearner(TrainedAlone):
         rows = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
         # A pair is two rows.
         at_once = pairs if rows is None else min(pairs, max(1, rows // 2))
-        return pairs // memory.equal_parts(pairs, self.halving.rows(at_once))
+        return pairs // memory.num_equal_parts(pairs, self.halving.rows(at_once))
 
     def budget(self, pairs: PreferenceData) -> memory.Budget:
         """Estimate the memory of steps on these pairs, and of an evaluation."""

@@ -240,7 +240,7 @@ class Learner:
             self.config, self.trained_models, length, shards, budget, tensor
         )
         rows = self.config.mini_batch_size // shards
-        return memory.equal_parts(rows, self._learning.rows(rows // parts))
+        return memory.num_equal_parts(rows, self._learning.rows(rows // parts))
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
@@ -261,7 +261,7 @@ class Learner:
         at_once = prompts
         if fitting is not None:
             at_once = min(prompts, max(1, fitting // self.config.rl.group_size))
-        return memory.equal_parts(prompts, self._sampling.rows(at_once))
+        return memory.num_equal_parts(prompts, self._sampling.rows(at_once))
 
     def _fitting_rows(self, prompt_length: int) -> int | None:
         """Return how many rows a device samples at once; None where its memory is not known."""

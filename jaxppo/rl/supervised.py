@@ -235,7 +235,7 @@ class SFT(TrainedAlone):
             [self._trained], length, self.room, self.parallel.sizes[TENSOR]
         )
         at_once = self.halving.rows(min(rows, fitting or rows))
-        return rows // memory.equal_parts(rows, at_once)
+        return rows // memory.num_equal_parts(rows, at_once)
 
     def _has_one_length(self, rows: SupervisedData) -> bool:
         """See `padding.has_one_length`."""
@@ -338,5 +338,5 @@ def in_parts(batch: Any, rows_at_once: int | None, parallel: DataParallel) -> An
         parallel: devices.
     """
     rows = jax.tree.leaves(batch)[0].shape[0] // parallel.row_shards
-    parts = memory.equal_parts(rows, rows_at_once)
+    parts = memory.num_equal_parts(rows, rows_at_once)
     return jax.tree.map(lambda x: x.reshape(1, parts, -1, *x.shape[1:]), batch)
