@@ -69,9 +69,8 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sup
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
         tokenizer = hf.load_padding_tokenizer(hf.find_model(config.tokenizer_path, weights=False))
-    # A fresh model is a plain one: as many heads of keys and values as of queries, and all of a
-    # head
-    # rotates.
+    # A fresh model is a plain one: as many heads of keys and values
+    # as of queries, and all of a head rotates.
     options = {"num_key_value_heads": config.num_attention_heads, "rotary_pct": 1.0} | (
         config.model_kwargs or {}
     )

@@ -51,9 +51,8 @@ def init_state(
         trained = models.for_training(model, params)
         return update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
     # A score head is trained as a whole beside the adapter, so it is no part of what is frozen.
-    base = models.for_training(
-        model, {name: p for name, p in params.items() if name != "score"}, adapter
-    )
+    without_head = {name: tree for name, tree in params.items() if name != "score"}
+    base = models.for_training(model, without_head, adapter)
     # Adapters follow their base: a loop over layers needs both as one array.
     is_stacked = stacks.is_stacked(base["trunk"]["layers"])
     trained = stacks.stack(adapter) if is_stacked else dict(adapter)
@@ -298,9 +297,8 @@ def supervised_step(
         halving: makes `weighted` take fewer at once.
     """
 
-    # The statistics are fetched here, so that an error of the devices is met in this step and not
-    # in
-    # the next one.
+    # The statistics are fetched here, so that an error of the devices
+    # is met in this step and not in the next one.
     def learned(state: TrainState, rows: B) -> tuple[TrainState, Stats]:
         new_state, stats = program(state, parallel.put(weighted(rows), 2))
         return new_state, jax.device_get(stats)
