@@ -142,6 +142,7 @@ class DataConfig:
             )
             reason = "with input_max_text_length: text to be continued has no examples"
             require_default(self, "n_shots", reason)
+        # Of all splits, also those that this run does not read: a mistake is one in any of them.
         for split in SPLITS:
             parse_sizes(self.part("sizes", split) or "", "sizes")
         self._check_stream()

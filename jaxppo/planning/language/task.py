@@ -161,6 +161,7 @@ def compares_numbers(problem: Problem) -> bool:
 _NONE: frozenset[str] = frozenset()
 
 
+# Both are asked for each problem, and a data set has few domains.
 @lru_cache(maxsize=256)
 def _domain_compares_numbers(domain: Domain) -> bool:
     return any(is_fallible(condition, _NONE) for condition in _conditions_of(domain))
