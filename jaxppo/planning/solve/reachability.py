@@ -174,8 +174,8 @@ def _joins(schema: ActionSchema) -> Iterator[_Join]:
     if not atoms:
         yield _Join(schema, None, (), schema.parameters)
     for number, trigger in enumerate(atoms):
-        others = atoms[:number] + atoms[number + 1 :]
-        patterns, bound = _in_order(others, _variables(trigger))
+        other_atoms = atoms[:number] + atoms[number + 1 :]
+        patterns, bound = _in_order(other_atoms, _variables(trigger))
         free = tuple(parameter for parameter in schema.parameters if parameter.name not in bound)
         yield _Join(schema, trigger, patterns, free)
 
