@@ -97,7 +97,7 @@ def pair_scores(params: Params, batch: PairBatch, *, model: ModelConfig) -> tupl
     return chosen, rejected
 
 
-class Start(NamedTuple):
+class RewardModelStart(NamedTuple):
     """The model that training starts from."""
 
     model: ModelConfig
@@ -106,7 +106,9 @@ class Start(NamedTuple):
     loaded: hf.LoadedModel | None  # None: drawn at random
 
 
-def start_model(config: RewardModelConfig, placement: hf.Placement | None = None) -> Start:
+def start_model(
+    config: RewardModelConfig, placement: hf.Placement | None = None
+) -> RewardModelStart:
     """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones.
 
     A score head that the folder lacks is drawn with standard deviation 1 / sqrt(hidden_size + 1).
@@ -136,7 +138,9 @@ def start_model(config: RewardModelConfig, placement: hf.Placement | None = None
         }
     # transformers finds the last token of a row by the pad id, which must be no other token's.
     pad_id = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
-    return Start(dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded)
+    return RewardModelStart(
+        dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded
+    )
 
 
 def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
@@ -186,7 +190,7 @@ class RewardModelLearner(TrainedAlone):
         rows = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
         # A pair is two rows.
         at_once = pairs if rows is None else min(pairs, max(1, rows // 2))
-        return pairs // memory.equal_parts(pairs, self.halving.rows(at_once))
+        return pairs // memory.num_equal_parts(pairs, self.halving.rows(at_once))
 
     def budget(self, pairs: PreferenceData) -> memory.Budget:
         """Estimate the memory of steps on these pairs, and of an evaluation."""
@@ -362,7 +366,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
 def _train(
     run: Run,
     learner: RewardModelLearner,
-    start: Start,
+    start: RewardModelStart,
     splits: dict[str, Pairs],
     data: PreferenceData,
     texts: str,

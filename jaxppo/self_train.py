@@ -49,7 +49,7 @@ _SAMPLES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class SelfTrainSetup:
     """Everything a run needs, made once."""
 
     run: run_folder.Run
@@ -96,7 +96,7 @@ class Round(NamedTuple):
         return sampled_plans.read_plans(self.log)
 
 
-def set_up(run: run_folder.Run) -> Setup:
+def set_up(run: run_folder.Run) -> SelfTrainSetup:
     """Load model and data; every bad input is met here, before anything is compiled or written."""
     config = run.config
     console = run.console
@@ -123,7 +123,7 @@ def set_up(run: run_folder.Run) -> Setup:
     data.report_left_out(console.print, config.data, evaluator.left_out)
     stop_ids = config.sampling.stop_ids(model.source.eos_ids(template.end_id))
     base = base_of(config.sft_model_path, loaded.loaded, loaded.config, "lm", is_frozen=False)
-    return Setup(
+    return SelfTrainSetup(
         run=run,
         config=config,
         tokenizer=tokenizer,
@@ -164,7 +164,7 @@ def _supervised_data(
     )
 
 
-def print_plan(setup: Setup) -> None:
+def print_plan(setup: SelfTrainSetup) -> None:
     """Print what a run will do."""
     run = setup.run
     config = setup.config
@@ -189,7 +189,7 @@ def print_plan(setup: Setup) -> None:
 # ------------------------------------------------------------------------------------------------- parts of a round
 
 
-def sample(setup: Setup, current: Round, policy: Params) -> dict[str, Any]:
+def sample(setup: SelfTrainSetup, current: Round, policy: Params) -> dict[str, Any]:
     """Sample and judge the plans of a round that its log lacks; returns what the record says of all of them."""
     problems = sampled_plans.problems_of_round(
         len(setup.rows), setup.config.run.seed, current.number, setup.problems
@@ -198,7 +198,7 @@ def sample(setup: Setup, current: Round, policy: Params) -> dict[str, Any]:
     return sampled_plans.sample_metrics(current.plans()) | seconds
 
 
-def keep(setup: Setup, current: Round) -> tuple[list[data.Row], list[data.Row]]:
+def keep(setup: SelfTrainSetup, current: Round) -> tuple[list[data.Row], list[data.Row]]:
     """Choose what a round learns from: rows of kept plans, and rows of the start's own data."""
     config = setup.config
     plans = current.plans()
@@ -217,7 +217,7 @@ def keep(setup: Setup, current: Round) -> tuple[list[data.Row], list[data.Row]]:
     return kept_rows, [setup.start_rows[i] for i in order[:num_start_rows]]
 
 
-def learn(setup: Setup, current: Round, rows: list[data.Row]) -> tuple[Params, float]:
+def learn(setup: SelfTrainSetup, current: Round, rows: list[data.Row]) -> tuple[Params, float]:
     """Fine-tune the start on the rows of a round, from the round's last checkpoint on; returns policy and loss."""
     config = setup.config
     run = setup.run
@@ -268,7 +268,7 @@ def self_train(config: SelfTrainConfig) -> Path:
     return run.folder
 
 
-def _carry_out(setup: Setup) -> None:
+def _carry_out(setup: SelfTrainSetup) -> None:
     """Evaluate, carry out the rounds that are left, evaluate again, export."""
     config = setup.config
     run = setup.run
@@ -317,7 +317,7 @@ def _carry_out(setup: Setup) -> None:
 
 
 def _carry_out_round(
-    setup: Setup, number: int, policy: Params, records: list[dict[str, Any]]
+    setup: SelfTrainSetup, number: int, policy: Params, records: list[dict[str, Any]]
 ) -> Params:
     """Carry out what is left of a round and add its record, unless it is there; returns the policy after it."""
     config = setup.config

@@ -42,7 +42,7 @@ from jaxppo.types import Params, TrainState
 Learned = data.SupervisedData | data.FreshData
 
 
-class Start(NamedTuple):
+class SupervisedStart(NamedTuple):
     """The model that training starts from."""
 
     model: ModelConfig
@@ -53,7 +53,7 @@ class Start(NamedTuple):
     adapter_params: Params | None = None  # of an adapter to start from
 
 
-def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Start:
+def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> SupervisedStart:
     """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones.
 
     Args:
@@ -64,7 +64,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         policy = hf.load_policy(
             config.model_path, placement, shapes_only=config.run.target is not None
         )
-        return Start(*policy, *_adapter(config, policy.config, policy.params))
+        return SupervisedStart(*policy, *_adapter(config, policy.config, policy.params))
     if config.tokenizer_path is None:
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
     else:
@@ -83,7 +83,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sta
         **options,
     )
     key = ops.purpose_key(config.run.seed, ops.Purpose.INIT)
-    return Start(model, models.init_params(model, key), tokenizer, None)
+    return SupervisedStart(model, models.init_params(model, key), tokenizer, None)
 
 
 def _adapter(
@@ -99,7 +99,9 @@ def _adapter(
     return shape, adapter
 
 
-def _plan(start: Start, supervised: Learned, config: SFTConfig, devices: list[Any]) -> aot.Plan:
+def _plan(
+    start: SupervisedStart, supervised: Learned, config: SFTConfig, devices: list[Any]
+) -> aot.Plan:
     """Plan the optimizer step on the longest rows, for absent devices."""
     parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
     config.check_devices(parallel.row_shards)
@@ -214,16 +216,16 @@ def _fixed_rows(
     return TrainingRows(supervised, str(len(supervised)))
 
 
-class Inputs(NamedTuple):
+class SupervisedInputs(NamedTuple):
     """What a run reads before anything is made of it."""
 
-    start: Start
+    start: SupervisedStart
     model: ModelConfig  # as it computes
     template: data.ChatTemplate
     training: TrainingRows
 
 
-def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> Inputs:
+def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> SupervisedInputs:
     """Load model and rows, and check the settings that depend on them.
 
     Args:
@@ -245,11 +247,11 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     training = _training_rows(config, model, start.tokenizer, template, console)
     length_of = "longest prompt and completion of train_split, which max_length limits"
     models.check_length(model, training.rows.longest, length_of, start.tokenizer.model_max_length)
-    return Inputs(start, model, template, training)
+    return SupervisedInputs(start, model, template, training)
 
 
 def _make_evaluator(
-    config: SFTConfig, inputs: Inputs, parallel: DataParallel, console: Console
+    config: SFTConfig, inputs: SupervisedInputs, parallel: DataParallel, console: Console
 ) -> Evaluator:
     start = inputs.start
     load_model = registry.reward_model_loader(
@@ -267,7 +269,7 @@ def _make_evaluator(
     return evaluator
 
 
-def _print_plan(run: Run, inputs: Inputs, learner: SFT, evaluator: Evaluator) -> None:
+def _print_plan(run: Run, inputs: SupervisedInputs, learner: SFT, evaluator: Evaluator) -> None:
     """Print what a run will do, and warn of settings that rarely do what was meant."""
     config = learner.config
     start = inputs.start
@@ -320,7 +322,7 @@ def sft(config: SFTConfig) -> Path:
 def _carry_out(
     run: Run,
     config: SFTConfig,
-    inputs: Inputs,
+    inputs: SupervisedInputs,
     learner: SFT,
     evaluator: Evaluator,
     state: TrainState,
@@ -349,7 +351,7 @@ def _carry_out(
     run.console.print(f"model in {run.folder / 'policy'}")
 
 
-def _meta(run: Run, config: SFTConfig, inputs: Inputs) -> dict[str, Any]:
+def _meta(run: Run, config: SFTConfig, inputs: SupervisedInputs) -> dict[str, Any]:
     """Return what a checkpoint says of the run."""
     start = inputs.start
     model = inputs.model

@@ -103,6 +103,7 @@ def _command_section(name: str, command: type) -> str:
         f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), setting_names(command))}"
     )
     text += _in_python(command)
+    # A command may begin with other values in a group that it shares: `train` trains on split rl.
     for field, group in groups_of(command).items():
         settings = getattr(command(), field)
         defaults = group()

@@ -28,6 +28,7 @@ def require_default(config: Any, name: str, reason: str) -> None:
     """Raise a `ConfigError` unless the named field has its default; `reason` says in which case it must."""
     default = type(config).__dataclass_fields__[name].default
     value = getattr(config, name)
+    # In the message as a command line would say it.
     expected = " ".join(default) if isinstance(default, tuple) else default
     expected = "none" if expected in (None, "") else expected
     require(value == default, name, f"{expected} {reason}", value)
@@ -43,6 +44,7 @@ def require_finite(config: object, *names: str) -> None:
     """Raise a `ConfigError` unless every named field is finite and at least 0."""
     for name in names:
         value = getattr(config, name)
+        # A chain of comparisons, so that NaN is refused, too: each of its comparisons is false.
         require(0.0 <= value < math.inf, name, "a finite number of at least 0", value)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,16 +29,19 @@ SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of generated data."""
 
 DEFAULT_PARTS = {
-    "sizes": {
-        "train": "3:2000,4:6000,5:24000",
-        "rl": "5:400,6:2600",
-        "test": "4:40,5:400",
-        "test_longer": "6:1024",
-    },
-    "stream_lengths": {"train": "1-10", "test_longer": "12-20"},
-    "stream_rows": {"rl": "500", "test": "50"},
+    "sizes": (
+        "train=3:2000,4:6000,5:24000",
+        "rl=5:400,6:2600",
+        "test=4:40,5:400",
+        "test_longer=6:1024",
+    ),
+    "stream_lengths": ("train=1-10", "test_longer=12-20"),
+    "stream_rows": ("rl=500", "test=50"),
 }
-"""Settings of KEY=VALUE words, one for each split or domain, of which a file or flag may change some: the defaults."""
+"""Settings of KEY=VALUE words, one for each split or domain, of which a file or flag may change some: the defaults.
+
+The field of such a setting holds what was given, maybe some parts alone: read it through `DataConfig.part` or
+`merge_parts`."""
 
 TOKENIZER_ARGUMENTS = (
     "conversation",
@@ -87,16 +90,16 @@ class DataConfig:
     data_seed: int = 0
     """Seed of the built-in problem generators, and of the rows that eval_rows chooses (apart from --seed, so that runs
     share their problems)."""
-    sizes: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = DEFAULT_PARTS["sizes"]
     """Sizes of generated problems. blocksworld: SPLIT=BLOCKS:ROWS,..., such as train=3:2000,4:6000 (train, rl, test,
     test_longer, which has more blocks than train). Streams: DOMAIN=LOW-HIGH, such as blocksworld=2-6; docs/datasets.md
     says what a size counts, and the default is the smaller half of the generator's training sizes. What is not named
     stays as the preset or the default has it: train=3:2000,4:6000,5:24000 rl=5:400,6:2600 test=4:40,5:400
     test_longer=6:1024."""
-    stream_lengths: tuple[str, ...] = ()
+    stream_lengths: tuple[str, ...] = DEFAULT_PARTS["stream_lengths"]
     """Streams: lengths of shortest plans, SPLIT=LOW-HIGH: train (test has the same) 1-10, test_longer 12-20, and rl,
     which are also those that --augment states begins; default of rl: those of train."""
-    stream_rows: tuple[str, ...] = ()
+    stream_rows: tuple[str, ...] = DEFAULT_PARTS["stream_rows"]
     """Streams: problems of each domain, SPLIT=NUMBER. rl (500) and test (50; test_longer has as many) are made on first
     use and cached. train: without a number sft never sees a problem twice; with one, the problems come again, their
     facts in another order (and so other numbers), or, where objects are not numbered, as --augment says. Other commands
@@ -139,10 +142,7 @@ class DataConfig:
             )
             reason = "with input_max_text_length: text to be continued has no examples"
             require_default(self, "n_shots", reason)
-        # From here on the fields hold every part, also those
-        # left to the defaults, and config.yaml has them all.
-        for name, defaults in DEFAULT_PARTS.items():
-            object.__setattr__(self, name, merge_parts(name, defaults, getattr(self, name)))
+        # Of all splits, also those that this run does not read: a mistake is one in any of them.
         for split in SPLITS:
             parse_sizes(self.part("sizes", split) or "", "sizes")
         self._check_stream()
@@ -154,17 +154,17 @@ class DataConfig:
         require(characters >= 0, "min_prompt_characters", "an integer of at least 0", characters)
 
     def _check_stream(self) -> None:
-        for word in self.stream_rows:
+        for word in merge_parts("stream_rows", self.stream_rows):
             fits = re.fullmatch(r"(train|rl|test)=[1-9]\d*", word) is not None
             require(fits, "stream_rows", "SPLIT=NUMBER of train, rl or test", word)
-        for word in self.stream_lengths:
+        for word in merge_parts("stream_lengths", self.stream_lengths):
             fits = re.fullmatch(r"(train|rl|test_longer)=.*", word) is not None
             require(fits, "stream_lengths", "SPLIT=LOW-HIGH of train, rl or test_longer", word)
         if self.stream_domains is None:
             for name in ("stream_lengths", "stream_rows"):
-                value = getattr(self, name)
-                default = merge_parts(name, DEFAULT_PARTS[name], ())
-                require(value == default, name, "nothing unless dataset is a stream", value)
+                words = merge_parts(name, getattr(self, name))
+                is_default = words == DEFAULT_PARTS[name]
+                require(is_default, name, "nothing unless dataset is a stream", words)
         else:
             reason = "with a stream, whose prompts are not known before"
             require_default(self, "filter_overlong_prompts", reason)
@@ -173,14 +173,15 @@ class DataConfig:
 
     def part(self, name: str, key: str) -> str | None:
         """Return the value of a split or domain in `sizes`, `stream_lengths` or `stream_rows`; None without one."""
-        return dict(word.split("=", 1) for word in getattr(self, name)).get(key)
+        words = merge_parts(name, getattr(self, name))
+        return dict(word.split("=", 1) for word in words).get(key)
 
     @property
     def domain_sizes(self) -> tuple[str, ...]:
         """Sizes of a stream's problems as DOMAIN:LOW-HIGH, without the domains of which nothing is said."""
         # `sizes` says of splits what built-in data has, and of domains what a stream has.
         sizes = []
-        for word in self.sizes:
+        for word in merge_parts("sizes", self.sizes):
             name, span = word.split("=", 1)
             if name not in SPLITS:
                 sizes.append(f"{name}:{span}")
@@ -274,14 +275,18 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def merge_parts(name: str, defaults: Mapping[str, str], words: Sequence[str]) -> tuple[str, ...]:
+def merge_parts(name: str, words: Sequence[str]) -> tuple[str, ...]:
     """Return words KEY=VALUE over the defaults, in a fixed order; of a key that comes twice the last counts.
+
+    Args:
+        name: one of `DEFAULT_PARTS`.
+        words: what was given for it; those parts that they do not name have their defaults.
 
     Raises:
         ConfigError: a word has another form.
     """
-    parts = dict(defaults)
-    for word in words:
+    parts = {}
+    for word in (*DEFAULT_PARTS[name], *words):
         key, equals, value = word.partition("=")
         require(bool(key and equals and value), name, "KEY=VALUE", word)
         parts[key] = value

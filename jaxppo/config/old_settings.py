@@ -75,9 +75,8 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
 def with_default_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, with the defaults of those parts (KEY=VALUE) that they do not name."""
     result = dict(values)
-    for name, defaults in DEFAULT_PARTS.items():
-        if name in values:
-            result[name] = list(merge_parts(name, defaults, values[name]))
+    for name in DEFAULT_PARTS.keys() & values.keys():
+        result[name] = list(merge_parts(name, values[name]))
     return result
 
 

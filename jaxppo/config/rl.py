@@ -121,6 +121,7 @@ class RLConfig:
         require_finite(self, "kl_coef", "vf_coef", "entropy_coef", "positive_nll")
         share = self.top_entropy_quantile
         require(0.0 < share <= 1.0, "top_entropy_quantile", "a share above 0, at most 1", share)
+        # The mean ratio of the first mini-batch is 1: with less as the threshold no step would be taken.
         if self.ratio_threshold is not None:
             require(
                 self.ratio_threshold > 1,
@@ -146,6 +147,7 @@ class RLConfig:
         self._check_algorithm()
 
     def _check_scores(self) -> None:
+        # The mean is taken off as a part of scaling: alone, the switch would do nothing.
         if self.use_score_norm:
             require(self.use_score_scaling, "use_score_norm", "use_score_scaling beside it", False)
         if self.reward_clip_range is not None:

@@ -57,6 +57,7 @@ class SamplingConfig:
             requirement = f"1 to response_length ({self.response_length})"
             fits = 1 <= self.output_min_length <= self.response_length
             require(fits, "output_min_length", requirement, self.output_min_length)
+        # Every text ends with the empty string, so that each completion would be one token long.
         require(
             all(self.stop_strings), "stop_strings", "strings that are not empty", self.stop_strings
         )

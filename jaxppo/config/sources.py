@@ -21,7 +21,7 @@ import tyro
 import yaml
 
 from jaxppo.config.checks import JsonMapping, has_flag, require
-from jaxppo.config.data import DEFAULT_PARTS, as_list
+from jaxppo.config.data import DEFAULT_PARTS, as_list, merge_parts
 from jaxppo.config.help import TypeWords, show_help, type_text
 from jaxppo.config.old_settings import OLD_SETTINGS, translate_old_settings
 from jaxppo.config.paths import write_atomically
@@ -122,11 +122,21 @@ CONFIG_FILE = "config.yaml"
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Return every field of a configuration and its groups as one flat {name: value}, in declaration order."""
+    """Return every field of a configuration and its groups as one flat {name: value}, in declaration order.
+
+    Settings of KEY=VALUE words have every part, also those left to the defaults.
+    """
     flat: dict[str, Any] = {}
     for spec in dataclasses.fields(config):
         value = getattr(config, spec.name)
-        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {spec.name: value})
+        if dataclasses.is_dataclass(value):
+            flat.update(flatten(value))
+        elif spec.name in DEFAULT_PARTS:
+            # Saved and compared in full: a run of today must not
+            # change its problems when a later version has other defaults.
+            flat[spec.name] = merge_parts(spec.name, value)
+        else:
+            flat[spec.name] = value
     return flat
 
 

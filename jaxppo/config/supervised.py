@@ -151,6 +151,7 @@ class SFTConfig:
                 f"some of {', '.join(MODEL_KWARGS)}, of their types",
                 {name: value},
             )
+        # Where it is not given there is nothing to check: 1 divides any number of heads.
         shared = (self.model_kwargs or {}).get("num_key_value_heads", 1)
         require(shared > 0, "model_kwargs", "num_key_value_heads above 0", shared)
         require_divisible(
@@ -211,6 +212,7 @@ class SFTConfig:
     @property
     def num_updates(self) -> int:
         """Optimizer steps in the whole run."""
+        # Rounded up (-(-a // b)): every step learns from a whole batch, also the last one.
         return -(-self.total_episodes // self.batch_size)
 
     def check_devices(self, row_shards: int) -> None:
@@ -326,6 +328,7 @@ class RewardModelConfig:
         """Return the number of optimizer steps in the run."""
         episodes = self.total_episodes
         if episodes is None:
+            # A small part of an epoch may be less than one pair.
             episodes = max(1, int(self.num_train_epochs * num_pairs))
         return -(-episodes // self.batch_size)
 

@@ -123,7 +123,7 @@ class TrainConfig:
         require_divisible(
             mini_batch, self.mini_batch_size, "gradient_accumulation_steps", micro_batches
         )
-        self.data.headline(self.headline_split)
+        self.data.headline(self.headline_split)  # for its check alone
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -179,6 +179,7 @@ class TrainConfig:
             raise ConfigError(
                 "total_episodes: expected a number, or `with_episodes(number of prompts)`, got None"
             )
+        # Rounded up (-(-a // b)): every update has a whole batch, also the last one.
         return -(-self.total_episodes // self.batch_size)
 
     def with_episodes(self, num_prompts: int) -> "TrainConfig":

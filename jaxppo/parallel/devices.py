@@ -39,13 +39,16 @@ class DataParallel:
     """
 
     def __init__(
-        self, mode: str = "shard_map", devices: Sequence[Any] | None = None, mesh: str | None = None
+        self,
+        mode: str = "shard_map",
+        devices: Sequence[Any] | None = None,
+        mesh: str | None = None,
     ):
         self.mode = mode
         self.devices = list(jax.devices() if devices is None else devices)
-        default = f"{FSDP if mode == 'fsdp' else DATA}=-1"
+        text = _default_mesh(mode) if mesh is None else mesh
         try:
-            self.sizes = partition.parse_mesh(default if mesh is None else mesh, len(self.devices))
+            self.sizes = partition.parse_mesh(text, len(self.devices))
         except ValueError as error:
             raise ConfigError(f"mesh: expected {error}") from None
         if mode != "fsdp" and self.sizes[DATA] != len(self.devices):
@@ -63,7 +66,9 @@ class DataParallel:
         """Check that rows of a process are its own: an axis that splits no rows may not reach over processes."""
         owners = [device.process_index for device in self.devices]
         local = len(self.local_devices)
-        if owners != sorted(owners) or len(owners) != local * len(set(owners)):
+        num_owners = len(set(owners))
+        # Rows are in the order of the processes, and each has as many.
+        if owners != sorted(owners) or len(owners) != local * num_owners:
             raise ConfigError(
                 f"num_processes: expected as many devices in each, got those of processes {owners}"
             )
@@ -90,13 +95,14 @@ class DataParallel:
     @property
     def local_devices(self) -> list[Any]:
         """The devices of this process."""
-        return [device for device in self.devices if device.process_index == jax.process_index()]
+        this_process = jax.process_index()
+        return [device for device in self.devices if device.process_index == this_process]
 
     def of_process(self) -> "DataParallel":
         """Return the devices of this process alone, used in the same way: for what each process computes by itself."""
         if jax.process_count() == 1:
             return self
-        mesh = f"{FSDP if self.mode == 'fsdp' else DATA}=-1"
+        mesh = _default_mesh(self.mode)
         if self.sizes[TENSOR] > 1:
             mesh += f",{TENSOR}={self.sizes[TENSOR]}"
         return DataParallel(self.mode, self.local_devices, mesh)
@@ -111,10 +117,11 @@ class DataParallel:
         needed = {FSDP: ("hidden_size",), TENSOR: ("num_attention_heads", "intermediate_size")}
         for axis, names in needed.items():
             for name in names:
-                if getattr(model, name) % self.sizes[axis]:
+                size = getattr(model, name)
+                num_devices = self.sizes[axis]
+                if size % num_devices:
                     raise ConfigError(
-                        f"mesh: expected {axis} to divide the model's {name}={getattr(model, name)}, "
-                        f"got {axis}={self.sizes[axis]}"
+                        f"mesh: expected {axis} to divide the model's {name}={size}, got {axis}={num_devices}"
                     )
 
     def describe(self) -> str:
@@ -136,14 +143,17 @@ class DataParallel:
 
     def shardings(self, tree: Any) -> Any:
         """Return where the arrays of a tree of parameters, or of what goes with them, are on the devices."""
-        return jax.tree_util.tree_map_with_path(
-            lambda keys, x: NamedSharding(self.mesh, self._spec(partition.path_of(keys), x.shape)),
-            tree,
-        )
+
+        def sharding(keys: Any, x: Any) -> NamedSharding:
+            spec = self._spec(partition.path_of(keys), x.shape)
+            return NamedSharding(self.mesh, spec)
+
+        return jax.tree_util.tree_map_with_path(sharding, tree)
 
     def row_shardings(self, tree: Any, axis: int) -> Any:
         """Return where the arrays of a tree are whose rows, counted by `axis`, are split over the devices."""
-        return jax.tree.map(lambda _: NamedSharding(self.mesh, self._along_rows(axis)), tree)
+        sharding = NamedSharding(self.mesh, self._along_rows(axis))
+        return jax.tree.map(lambda _: sharding, tree)
 
     def shards(self, tree: Any) -> Any:
         """Return the shapes of what one device holds of parameters, or of what goes with them."""
@@ -155,7 +165,10 @@ class DataParallel:
 
     def put(self, tree: Any, row_axis: RowAxis = None) -> Any:
         """Move arrays that every process has whole to the devices: split along `row_axis`, or as parameters are."""
-        shardings = self.shardings(tree) if row_axis is None else self.row_shardings(tree, row_axis)
+        if row_axis is None:
+            shardings = self.shardings(tree)
+        else:
+            shardings = self.row_shardings(tree, row_axis)
         if jax.process_count() == 1:
             return jax.device_put(tree, shardings)
         return jax.tree.map(_put_local, tree, shardings)
@@ -163,7 +176,8 @@ class DataParallel:
     def local_rows(self, count: int) -> slice:
         """Return which of so many rows are those of this process."""
         size = count // jax.process_count()
-        return slice(jax.process_index() * size, (jax.process_index() + 1) * size)
+        start = jax.process_index() * size
+        return slice(start, start + size)
 
     def to_host(self, tree: Any) -> Any:
         """Whole arrays on the host, on every process; all of them must call this."""
@@ -183,7 +197,10 @@ class DataParallel:
         return PartitionSpec(*spec)
 
     def _along_rows(self, axis: RowAxis) -> PartitionSpec:
-        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, self.axes)
+        if axis is None:
+            return PartitionSpec()
+        axes_before = [None] * axis  # which are whole on every device
+        return PartitionSpec(*axes_before, self.axes)
 
     # --- programs
 
@@ -238,8 +255,9 @@ class DataParallel:
                 )
                 return mapped(*args)
 
-        # The name that the program has in profiles and logs of compilations.
-        call.__name__ = getattr(getattr(program, "func", program), "__name__", call.__name__)
+        # The name that the program has in profiles and logs of compilations; a partial has none of its own.
+        function = getattr(program, "func", program)
+        call.__name__ = getattr(function, "__name__", call.__name__)
         return jax.jit(call, donate_argnums=donate, compiler_options=compiler_options)
 
     def _out_specs(self, out_axes: RowAxis | tuple[RowAxis, ...]) -> Any:
@@ -252,8 +270,10 @@ class DataParallel:
         if self.sizes[TENSOR] == 1:
             return ()
         undivided = []
-        for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        for keys, x in leaves:
             path = partition.path_of(keys)
+            # The table asks for a split that the size of this array does not allow.
             if TENSOR in partition.axes_of(path) and TENSOR not in self._spec(path, x.shape):
                 undivided.append(path)
         return tuple(undivided)
@@ -275,13 +295,16 @@ class DataParallel:
         )
 
         def call(*args: Any) -> Any:
-            split = [self._split(arg, axis) for arg, axis in zip(args, row_axes, strict=True)]
-            results = mapped(*split)
-            if isinstance(out_axes, tuple):
-                return tuple(
-                    self._join(result, axis) for result, axis in zip(results, out_axes, strict=True)
-                )
-            return self._join(results, out_axes)
+            split_args = []
+            for arg, axis in zip(args, row_axes, strict=True):
+                split_args.append(self._split(arg, axis))
+            results = mapped(*split_args)
+            if not isinstance(out_axes, tuple):
+                return self._join(results, out_axes)
+            joined = []
+            for result, axis in zip(results, out_axes, strict=True):
+                joined.append(self._join(result, axis))
+            return tuple(joined)
 
         return call
 
@@ -291,7 +314,9 @@ class DataParallel:
 
             def split(x: Any) -> Any:
                 rows = x.shape[axis] // self.num_devices
-                return x.reshape(*x.shape[:axis], self.num_devices, rows, *x.shape[axis + 1 :])
+                sizes_before = x.shape[:axis]
+                sizes_after = x.shape[axis + 1 :]
+                return x.reshape(*sizes_before, self.num_devices, rows, *sizes_after)
 
             tree = self.put(jax.tree.map(split, tree), axis)
         if jax.process_count() == 1:
@@ -308,13 +333,29 @@ class DataParallel:
             )
         if axis is None:
             return tree
-        return jax.tree.map(lambda x: x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), tree)
+
+        def join(x: Any) -> Any:
+            sizes_before = x.shape[:axis]
+            sizes_after = x.shape[axis + 2 :]
+            return x.reshape(*sizes_before, -1, *sizes_after)
+
+        return jax.tree.map(join, tree)
+
+
+def _default_mesh(mode: str) -> str:
+    """Return the mesh of all devices along one axis: the one that splits parameters, where the mode splits them."""
+    return f"{FSDP}=-1" if mode == "fsdp" else f"{DATA}=-1"
 
 
 def _whole_on_host(x: Any) -> Any:
     """Gather an array on this host; where other processes have parts of it, all of them must call this."""
-    if isinstance(x, jax.Array) and not x.is_fully_addressable and not x.is_fully_replicated:
-        return multihost_utils.process_allgather(x, tiled=True)  # a global array comes back whole
+    if isinstance(x, jax.Array):
+        # What every process has a copy of needs no exchange.
+        is_at_hand = x.is_fully_addressable or x.is_fully_replicated
+        if not is_at_hand:
+            return multihost_utils.process_allgather(
+                x, tiled=True
+            )  # a global array comes back whole
     return jax.device_get(x)
 
 

@@ -65,7 +65,8 @@ def axes_of(path: str) -> tuple[str | None, ...]:
     """
     parts = path.split("/")
     for length in (3, 2):
-        axes = TABLE.get("/".join(parts[-length:]))
+        end = "/".join(parts[-length:])
+        axes = TABLE.get(end)
         if axes is not None:
             return (None, *axes) if ALL in parts else axes
     return ()
@@ -73,7 +74,8 @@ def axes_of(path: str) -> tuple[str | None, ...]:
 
 def path_of(keys: Any) -> str:
     """Return the path of a leaf, as `jax.tree_util` names it, in the words of the table."""
-    return jax.tree_util.keystr(keys, simple=True, separator="/").removesuffix("/value")
+    path = jax.tree_util.keystr(keys, simple=True, separator="/")
+    return path.removesuffix("/value")
 
 
 def mesh_sizes() -> dict[str, int]:
@@ -85,6 +87,12 @@ def mesh_sizes() -> dict[str, int]:
 
 
 # ------------------------------------------------------------------------- shards along the hidden size, over `FSDP`
+
+
+def _fsdp_axis(keys: Any) -> int | None:
+    """Return which dimension of a leaf is the one that `FSDP` splits; None where it has none."""
+    axes = axes_of(path_of(keys))
+    return axes.index(FSDP) if FSDP in axes else None
 
 
 def whole(tree: Any, size: int, dtype: Any = None) -> Any:
@@ -99,13 +107,13 @@ def whole(tree: Any, size: int, dtype: Any = None) -> Any:
     """
 
     def gather(keys: Any, x: jax.Array) -> jax.Array:
+        axis = _fsdp_axis(keys)
+        result_dtype = jnp.dtype(x.dtype if dtype is None else dtype)
         # By the shape, not by a flag: the same program runs
         # where nothing is split, and XLA sees no gather there.
-        axes = axes_of(path_of(keys))
-        result_dtype = jnp.dtype(x.dtype if dtype is None else dtype)
-        if FSDP not in axes or x.shape[axes.index(FSDP)] == size:
+        if axis is None or x.shape[axis] == size:
             return x.astype(result_dtype)
-        return gathered(x, axes.index(FSDP), result_dtype)
+        return gathered(x, axis, result_dtype)
 
     return jax.tree_util.tree_map_with_path(gather, tree)
 
@@ -119,7 +127,8 @@ def gathered(shard: jax.Array, axis: int, dtype: Any) -> jax.Array:
 def _gather(shard: jax.Array, axis: int, stored: jnp.dtype, result: jnp.dtype) -> jax.Array:
     del stored
     # Cast first: in bfloat16 half as many bytes travel.
-    return jax.lax.all_gather(shard.astype(result), FSDP, axis=axis, tiled=True)
+    shard = shard.astype(result)
+    return jax.lax.all_gather(shard, FSDP, axis=axis, tiled=True)
 
 
 def _gather_forward(
@@ -137,7 +146,8 @@ def _gather_backward(
 
 def scattered(grad: jax.Array, axis: int) -> jax.Array:
     """Sum up a gradient over the devices in float32, as bfloat16 would lose digits; each keeps its part of an axis."""
-    return jax.lax.psum_scatter(grad.astype(jnp.float32), FSDP, scatter_dimension=axis, tiled=True)
+    grad = grad.astype(jnp.float32)
+    return jax.lax.psum_scatter(grad, FSDP, scatter_dimension=axis, tiled=True)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)
@@ -175,10 +185,15 @@ def product(
     if kernel.shape[axes.index(FSDP)] == size:
         return jnp.matmul(rows, kernel, preferred_element_type=dtype)
     if axes == ROW_PARALLEL:
-        return to_rows(jnp.matmul(gather_rows(rows), kernel, preferred_element_type=dtype))
+        # Each device multiplies everyone's rows by its columns
+        # of the kernel: columns of all results, which are exchanged.
+        all_rows = gather_rows(rows)
+        columns = jnp.matmul(all_rows, kernel, preferred_element_type=dtype)
+        return to_rows(columns)
     # Each device multiplies everyone's rows by its rows of
     # the kernel: shares of all results, which are summed.
-    share = jnp.matmul(to_columns(rows), kernel, preferred_element_type=jnp.float32)
+    columns = to_columns(rows)
+    share = jnp.matmul(columns, kernel, preferred_element_type=jnp.float32)
     summed = jax.lax.psum_scatter(share, FSDP, scatter_dimension=0, tiled=True)
     result_dtype = jnp.result_type(rows, kernel) if dtype is None else dtype
     return summed.astype(result_dtype)
@@ -201,20 +216,23 @@ def decodes_split(num_bytes: int) -> bool:
 def whole_bytes(tree: Any, size: int) -> int:
     """Return the bytes that parameters take, of which this device may hold shards, when these are gathered."""
     total = 0
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        axes = axes_of(path_of(keys))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    for keys, leaf in leaves:
         leaf_bytes = leaf.size * leaf.dtype.itemsize
-        if FSDP in axes:
-            leaf_bytes *= size // leaf.shape[axes.index(FSDP)]
+        axis = _fsdp_axis(keys)
+        if axis is not None:
+            num_shards = size // leaf.shape[axis]
+            leaf_bytes *= num_shards
         total += leaf_bytes
     return total
 
 
 def is_split(tree: Any, size: int) -> bool:
     """Return whether this device holds shards of these parameters."""
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        axes = axes_of(path_of(keys))
-        if FSDP in axes and leaf.shape[axes.index(FSDP)] != size:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    for keys, leaf in leaves:
+        axis = _fsdp_axis(keys)
+        if axis is not None and leaf.shape[axis] != size:
             return True
     return False
 
@@ -228,9 +246,17 @@ def copy_to_devices(x: jax.Array) -> jax.Array:
     return x
 
 
+def _copy_forward(x: jax.Array) -> tuple[jax.Array, None]:
+    return x, None
+
+
+def _copy_backward(_: None, grad: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.psum(grad, TENSOR),)
+
+
 # Forward nothing, backward a sum: the other half of the pair
 # is `sum_over_devices`. Megatron-LM calls them f and g.
-copy_to_devices.defvjp(lambda x: (x, None), lambda _, grad: (jax.lax.psum(grad, TENSOR),))
+copy_to_devices.defvjp(_copy_forward, _copy_backward)
 
 
 @jax.custom_vjp
@@ -239,9 +265,17 @@ def sum_over_devices(share: jax.Array) -> jax.Array:
     return jax.lax.psum(share, TENSOR)
 
 
-# The gradient of the sum is the same on all devices
-# already. JAX's own rule for psum would sum it once more.
-sum_over_devices.defvjp(lambda share: (sum_over_devices(share), None), lambda _, grad: (grad,))
+def _sum_forward(share: jax.Array) -> tuple[jax.Array, None]:
+    return sum_over_devices(share), None
+
+
+def _sum_backward(_: None, grad: jax.Array) -> tuple[jax.Array]:
+    # The gradient of the sum is the same on all devices
+    # already. JAX's own rule for psum would sum it once more.
+    return (grad,)
+
+
+sum_over_devices.defvjp(_sum_forward, _sum_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -250,6 +284,10 @@ def gather_parts(part: jax.Array, axis: int, size: int) -> jax.Array:
     if part.shape[axis] == size:
         return part
     return jax.lax.all_gather(part, TENSOR, axis=axis, tiled=True)
+
+
+def _gather_parts_forward(part: jax.Array, axis: int, size: int) -> tuple[jax.Array, int]:
+    return gather_parts(part, axis, size), part.shape[axis]
 
 
 def _gather_parts_backward(
@@ -261,15 +299,13 @@ def _gather_parts_backward(
     return (grad,)
 
 
-gather_parts.defvjp(
-    lambda part, axis, size: (gather_parts(part, axis, size), part.shape[axis]),
-    _gather_parts_backward,
-)
+gather_parts.defvjp(_gather_parts_forward, _gather_parts_backward)
 
 
 def local_part(x: jax.Array, axis: int, size: int, mesh_axis: str = TENSOR) -> jax.Array:
     """Take this device's `size` of an axis that it has whole."""
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(mesh_axis) * size, size, axis)
+    start = jax.lax.axis_index(mesh_axis) * size
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
 def heads_of_device(heads: int, shared: int) -> int:
@@ -284,7 +320,9 @@ def heads_of_device(heads: int, shared: int) -> int:
     devices = mesh_sizes()[TENSOR]
     if shared % devices == 0:
         return shared // devices
-    return 1 if devices % shared == 0 else heads // devices
+    if devices % shared == 0:
+        return 1
+    return heads // devices
 
 
 def local_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
@@ -301,8 +339,9 @@ def local_heads(x_bhtk: jax.Array, heads: int, shared: int) -> jax.Array:
         return x_bhtk
     # Head h of the queries reads head h * shared // heads, so neighbours share one.
     queries = heads // devices
-    first = jax.lax.axis_index(TENSOR) * queries
-    numbers = (first + jnp.arange(count) * (queries // count)) * shared // heads
+    first_query = jax.lax.axis_index(TENSOR) * queries
+    query_heads = first_query + jnp.arange(count) * (queries // count)
+    numbers = query_heads * shared // heads
     return jnp.take(copy_to_devices(x_bhtk), numbers, axis=1)
 
 
@@ -337,9 +376,13 @@ def total(tree: Any, axes: str | tuple[str, ...] | None) -> Any:
     sizes = mesh_sizes()
 
     def sum_leaf(keys: Any, leaf: jax.Array) -> jax.Array:
-        # Summed twice, a gradient would be as many times too large as there are devices.
-        is_summed = FSDP in axes_of(path_of(keys))  # over that axis, by `scattered`
-        open_axes = [axis for axis in axes if sizes[axis] > 1 and not (is_summed and axis == FSDP)]
+        is_summed = _fsdp_axis(keys) is not None  # over `FSDP`, by `scattered`
+        open_axes = []
+        for axis in axes:
+            # Summed twice, a gradient would be as many times too large as there are devices.
+            is_open = not (is_summed and axis == FSDP)
+            if is_open and sizes[axis] > 1:
+                open_axes.append(axis)
         return jax.lax.psum(leaf, open_axes)
 
     return jax.tree_util.tree_map_with_path(sum_leaf, tree)
@@ -367,16 +410,21 @@ def norm(tree: Any, axes: str | tuple[str, ...] | None) -> jax.Array:
     # Leaves that are split over the same axes share one sum
     # over devices; what is whole everywhere needs none.
     leaves_by_axes: dict[tuple[str, ...], list[jax.Array]] = {}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    leaves_with_keys, _ = jax.tree_util.tree_flatten_with_path(tree)
+    for keys, leaf in leaves_with_keys:
         path = path_of(keys)
         split_axes = {axis for axis in axes_of(path) if axis is not None and sizes[axis] > 1}
-        if any(name.endswith(f"/{path}") for name in _undivided.get()):
+        # Undivided paths are those in all arguments of a program, of which this tree is a part.
+        is_undivided = any(name.endswith(f"/{path}") for name in _undivided.get())
+        if is_undivided:
             split_axes.discard(TENSOR)
-        leaves_by_axes.setdefault(tuple(sorted(split_axes)), []).append(leaf)
+        key = tuple(sorted(split_axes))
+        leaves_by_axes.setdefault(key, []).append(leaf)
     squares = jnp.float32(0)
     for split_axes, leaves in leaves_by_axes.items():
         # Squares can be summed over devices, norms cannot.
-        share = jnp.asarray(optax.tree.norm(leaves, squared=True), jnp.float32)
+        square = optax.tree.norm(leaves, squared=True)
+        share = jnp.asarray(square, jnp.float32)
         if split_axes:
             share = jax.lax.psum(share, split_axes)
         squares += share
@@ -397,7 +445,9 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
     named_axes: list[str] = []
     for part in text.split(","):
         name, _, size = (piece.strip() for piece in part.partition("="))
-        if name not in AXES or name in named_axes or not size.removeprefix("-").isdecimal():
+        is_new_axis = name in AXES and name not in named_axes
+        is_integer = size.removeprefix("-").isdecimal()
+        if not (is_new_axis and is_integer):
             raise refusal
         named_axes.append(name)
         sizes[name] = int(size)
@@ -406,6 +456,7 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
         # The product of the others, but for its sign.
         num_others = -math.prod(sizes.values())
         sizes[open_axes[0]] = num_devices // max(1, num_others)
-    if min(sizes.values()) < 1 or math.prod(sizes.values()) != num_devices:
+    num_named = math.prod(sizes.values())
+    if min(sizes.values()) < 1 or num_named != num_devices:
         raise refusal
     return sizes

@@ -48,7 +48,8 @@ def can_stack(tree: Any) -> bool:
 def kind_of(layer: Any) -> Any:
     """Return what layers that can be stacked have in common: names, shapes and dtypes of their weights."""
     leaves, structure = jax.tree.flatten(layer)
-    return structure, tuple((leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves)
+    kinds = [(leaf.shape, np.dtype(leaf.dtype)) for leaf in leaves]
+    return structure, tuple(kinds)
 
 
 def stack(tree: Any) -> Any:
@@ -57,10 +58,18 @@ def stack(tree: Any) -> Any:
     def stack_layers(layers: dict[str, Any]) -> dict[str, Any]:
         if is_stacked(layers):
             return layers
-        in_order = [layers[str(i)] for i in range(len(layers))]
-        return {ALL: jax.tree.map(lambda *weights: jnp.stack(weights), *in_order)}
+        return {ALL: jax.tree.map(_stack_weights, *_in_order(layers))}
 
     return _over_layers(stack_layers, tree)
+
+
+def _in_order(layers: dict[str, Any]) -> list[Any]:
+    # By number, not as the dictionary has them: sorted as texts, "10" comes before "2".
+    return [layers[str(number)] for number in range(len(layers))]
+
+
+def _stack_weights(*weights: Any) -> jax.Array:
+    return jnp.stack(weights)
 
 
 def unstack(tree: Any) -> Any:
@@ -84,9 +93,12 @@ def unstack(tree: Any) -> Any:
 
 def _parts(x: Any) -> list[Any]:
     if isinstance(x, jax.ShapeDtypeStruct):
-        part = jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=_of_part(x.sharding))
-        return [part] * x.shape[0]
-    if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_fully_addressable:
+        num_layers, *part_shape = x.shape
+        sharding = _of_part(x.sharding)
+        part = jax.ShapeDtypeStruct(tuple(part_shape), x.dtype, sharding=sharding)
+        return [part] * num_layers
+    has_values = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    if has_values and x.is_fully_addressable:
         x = np.asarray(x)
         if not x.flags.owndata:
             x = x.copy()  # on a CPU it may be the device's memory, which an update writes over
@@ -96,7 +108,9 @@ def _parts(x: Any) -> list[Any]:
 def _of_part(sharding: Any) -> Any:
     if not isinstance(sharding, NamedSharding):
         return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+    # Without the entry for the axis of layers, which is the first.
+    spec = PartitionSpec(*sharding.spec[1:])
+    return NamedSharding(sharding.mesh, spec)
 
 
 def stacked_like(tree: Any, like: Any) -> Any:
@@ -107,18 +121,21 @@ def stacked_like(tree: Any, like: Any) -> Any:
         like: the same, stacked or not.
     """
     if isinstance(like, dict) and is_stacked(like):
-        in_order = [tree[str(i)] for i in range(len(tree))]
-        return {ALL: jax.tree.map(_stack_into, like[ALL], *in_order)}
+        return {ALL: jax.tree.map(_stack_into, like[ALL], *_in_order(tree))}
     if isinstance(like, dict):
         return {name: stacked_like(tree[name], child) for name, child in like.items()}
     if isinstance(like, tuple):
-        return _same_kind(like, [stacked_like(a, b) for a, b in zip(tree, like, strict=True)])
+        children = []
+        for child, like_child in zip(tree, like, strict=True):
+            children.append(stacked_like(child, like_child))
+        return _same_kind(like, children)
     return tree
 
 
 def _stack_into(like: Any, *parts: jax.Array) -> jax.Array:
     # Within one program, so that the result has its place from the start and is not copied there.
-    result = jax.jit(lambda *weights: jnp.stack(weights), out_shardings=like.sharding)(*parts)
+    stack_in_place = jax.jit(_stack_weights, out_shardings=like.sharding)
+    result = stack_in_place(*parts)
     # Before what it is made of is deleted: layers and stack never stand in memory twice
     jax.block_until_ready(result)
     for part in parts:
@@ -134,10 +151,14 @@ def _over_layers(change: Callable[[dict[str, Any]], dict[str, Any]], tree: Any) 
         return tree
     changed = {}
     for name, child in tree.items():
-        is_layers = name == "layers" and isinstance(child, dict)
-        changed[name] = change(child) if is_layers else _over_layers(change, child)
+        if name == "layers" and isinstance(child, dict):
+            changed[name] = change(child)
+        else:
+            changed[name] = _over_layers(change, child)
     return changed
 
 
 def _same_kind(like: tuple[Any, ...], values: list[Any]) -> tuple[Any, ...]:
-    return type(like)(*values) if hasattr(like, "_fields") else tuple(values)
+    # A named tuple takes its fields one by one, a plain one takes them all at once.
+    is_named_tuple = hasattr(like, "_fields")
+    return type(like)(*values) if is_named_tuple else tuple(values)

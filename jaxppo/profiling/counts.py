@@ -53,14 +53,22 @@ class Count(NamedTuple):
     def times(self, factor: float) -> "Count":
         """Return the counts of as many runs."""
         sent = {collective: size * factor for collective, size in self.sent.items()}
-        return Count(self.flops * factor, self.bytes * factor, sent)
+        return Count(
+            flops=self.flops * factor,
+            bytes=self.bytes * factor,
+            sent=sent,
+        )
 
     def plus(self, following: "Count") -> "Count":
         """Return the counts of one after the other."""
         sent = dict(self.sent)
         for collective, size in following.sent.items():
             sent[collective] = sent.get(collective, 0.0) + size
-        return Count(self.flops + following.flops, self.bytes + following.bytes, sent)
+        return Count(
+            flops=self.flops + following.flops,
+            bytes=self.bytes + following.bytes,
+            sent=sent,
+        )
 
 
 def of_program(traced: jex.ClosedJaxpr, trips: int = 1) -> Count:
@@ -72,7 +80,8 @@ def of_program(traced: jex.ClosedJaxpr, trips: int = 1) -> Count:
     """
     # A trace holds operations whose results nobody reads;
     # compilers drop them, so they are not counted.
-    live_jaxpr, _ = partial_eval.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    all_results = [True] * len(traced.jaxpr.outvars)
+    live_jaxpr, _ = partial_eval.dce_jaxpr(traced.jaxpr, all_results)
     return _Counter(trips).body(live_jaxpr)
 
 
@@ -105,7 +114,8 @@ class _Counter:
         if name == "pallas_call":
             # A kernel's inner reads and writes are of the chip's own fast memory.
             block = self.body(params["jaxpr"])
-            return Count(block.flops * math.prod(params["grid_mapping"].grid), _moved(eqn))
+            num_blocks = math.prod(params["grid_mapping"].grid)
+            return Count(block.flops * num_blocks, _moved(eqn))
         if name == "shard_map":
             self._axis_sizes = dict(params["mesh"].shape)
         callee = next((params[body] for body in _BODIES if body in params), None)
@@ -117,6 +127,7 @@ class _Counter:
             return Count(bytes=_moved(eqn), sent=self._sent(eqn))
         if name in _WHOLE:
             return Count(bytes=_moved(eqn))
+        # Twice, since each number is read in one place and written in another.
         if name in _READS:
             return Count(bytes=2 * sum(map(_bytes, eqn.outvars)))
         if name in _WRITES:
@@ -128,9 +139,11 @@ class _Counter:
         named_axes = eqn.params.get("axes", eqn.params.get("axis_name"))
         if isinstance(named_axes, str):
             named_axes = (named_axes,)
+        # Along an axis of one device nothing travels.
         axes = tuple(axis for axis in named_axes if self._axis_sizes.get(axis, 1) > 1)
         if not axes:
             return {}
+        # The whole is what a gather returns, and what a scatter takes: the larger side.
         size = max(sum(map(_bytes, eqn.invars)), sum(map(_bytes, eqn.outvars)))
         return {(_COLLECTIVES[eqn.primitive.name], axes): size}
 

@@ -65,6 +65,7 @@ def products(config: ModelConfig, params: Params) -> Products:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return sum(leaf.size for keys, leaf in leaves if keys[-1].key in names)
 
+    # One by one: in stacked arrays the last layer has none of its own.
     trunk = jax.eval_shape(stacks.unstack, params["trunk"])
     layers = config.num_hidden_layers
     keys_and_values = 2 * config.hidden_size * config.num_key_value_heads * config.head_dim
@@ -124,9 +125,18 @@ def _linear(model: Products, size: Pass, head: bool) -> int:
 def sampling(policy: Products, shapes: Shapes) -> int:
     """Count a pass over every prompt, then one over each token drawn but the last; adapters are merged."""
     merged = policy._replace(adapter=0)
-    prompts = Pass(shapes.prompts * shapes.prompt_length, shapes.prompt_length, read=shapes.prompts)
+    prompts = Pass(
+        tokens=shapes.prompts * shapes.prompt_length,
+        attended=shapes.prompt_length,
+        read=shapes.prompts,
+    )
     tokens = shapes.completions * (shapes.longest_completion - 1)
-    steps = Pass(tokens, shapes.prompt_length + shapes.completion_length, read=tokens)
+    # A step attends to the whole cache, whose slots are there from the beginning.
+    steps = Pass(
+        tokens=tokens,
+        attended=shapes.prompt_length + shapes.completion_length,
+        read=tokens,
+    )
     return forward(merged, prompts) + forward(merged, steps)
 
 
@@ -138,10 +148,13 @@ def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     total = policy if config.scores_policy else 0
     if config.rl.kl_coef > 0:
         total += reference
+        # The exact KL has passes of its own, as a program that keeps whole distributions.
         if config.rl.kl_estimator == "full":
             total += policy + reference
+    # Values have one, too, also where their head is on the policy's trunk.
     if config.rl.spec.needs_values:
-        total += forward(models.policy if models.value is None else models.value, size, head=False)
+        value = models.policy if models.value is None else models.value
+        total += forward(value, size, head=False)
     return total
 
 
@@ -149,6 +162,7 @@ def learning(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     """Forward and backward passes of policy and value model in every epoch, none of them stopped early."""
     size = _size(shapes)
     total = forward(models.policy, size) + backward(models.policy, size)
+    # A value head on the policy's trunk reads the hidden states that the policy's loss has computed.
     if models.value is not None:
         total += forward(models.value, size, head=False) + backward(models.value, size, head=False)
     return config.rl.num_ppo_epochs * total
@@ -171,8 +185,11 @@ def of_update(config: TrainConfig, models: Models, shapes: Shapes) -> int:
 
 def _size(shapes: Shapes) -> Pass:
     """Count a pass over all sequences, in which the completions are predicted or valued."""
-    tokens = shapes.completions * shapes.sequence_length
-    return Pass(tokens, shapes.sequence_length, read=shapes.completions * shapes.completion_length)
+    return Pass(
+        tokens=shapes.completions * shapes.sequence_length,
+        attended=shapes.sequence_length,
+        read=shapes.completions * shapes.completion_length,
+    )
 
 
 def shapes_of(prompt_ids: Any, completion_mask: Any, input_ids: Any) -> Shapes:

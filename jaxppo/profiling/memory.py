@@ -131,12 +131,12 @@ def micro_batches(
     """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
     if config.rl.gradient_accumulation_steps is not None:
         return config.rl.gradient_accumulation_steps
-    return equal_parts(
+    return num_equal_parts(
         config.mini_batch_size // row_shards, rows_at_once(models, length, room, tensor)
     )
 
 
-def equal_parts(rows: int, limit: int | None) -> int:
+def num_equal_parts(rows: int, limit: int | None) -> int:
     """Return the fewest equal parts of some rows that have at most so many each; None: any number."""
     return next(
         parts
@@ -260,7 +260,7 @@ def prompts_at_once(
     cache = sizes.kv_cache_bytes(model, rows, prompt + response)
     resident = sizes.compute_bytes(model, weights) + cache
     limit = max(1, int(READING_SHARE * resident / sizes.reading_bytes(model, 1, prompt)))
-    return count // equal_parts(count, limit)
+    return count // num_equal_parts(count, limit)
 
 
 EVALUATION_SHARE = 0.25

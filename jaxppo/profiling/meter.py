@@ -48,6 +48,7 @@ class UpdateMeter:
         self._config = config
         self._parallel = parallel
         self._models = flops.of_models(model, value_model, params)
+        # Of all devices together, as an update's operations are those of all rows.
         peak = targets.peak_tflops(parallel.devices[0].device_kind, config.dtype)
         self._peak_tflops = None if peak is None else peak * parallel.num_devices
 

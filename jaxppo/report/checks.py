@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from jaxppo.report.charts import short
-from jaxppo.report.run_data import Run
+from jaxppo.report.run_data import RunData
 from jaxppo.run.metrics import Band, Metric, find, side_of_band
 from jaxppo.run.trends import direction, last_part
 
@@ -22,7 +22,7 @@ class Concern(NamedTuple):
     advice: str
 
 
-def concerns(run: Run) -> list[Concern]:
+def concerns(run: RunData) -> list[Concern]:
     """Return all that looks wrong in a run, what matters most first; empty where nothing does, or nothing is known."""
     # First what broke single updates, then the result
     # itself; the course of a metric may only explain these.
@@ -86,7 +86,7 @@ def _sentence(advice: str | None) -> str:
     return f"{advice[0].upper()}{advice[1:]}." if advice else ""
 
 
-def _result(run: Run) -> Iterator[Concern]:
+def _result(run: RunData) -> Iterator[Concern]:
     """Find an evaluation after training that is worse than the one before."""
     before_training, after_training = run.headline_results
     # A loss is better where it is lower, and has no interval.
@@ -107,7 +107,7 @@ def _result(run: Run) -> Iterator[Concern]:
         )
 
 
-def _flat_reward(run: Run) -> Iterator[Concern]:
+def _flat_reward(run: RunData) -> Iterator[Concern]:
     """Find a reward that has not risen, which only a longer run tells."""
     scores = run.values("objective/scores")
     if len(scores) >= _FEWEST_UPDATES and direction(scores) == 0:

@@ -11,7 +11,7 @@ from jaxppo.report import pages
 from jaxppo.report.charts import drop_missing
 from jaxppo.report.curves import Line, arrange_curves
 from jaxppo.report.plan_sections import arrange_validity
-from jaxppo.report.run_data import RATES, Run, plain_number, read_run
+from jaxppo.report.run_data import RATES, RunData, plain_number, read_run
 
 _ENDS = {
     "objective/scores": "reward at the end",
@@ -63,7 +63,7 @@ def write_comparison(folders: Sequence[Path | str], path: Path | str) -> Path:
     return Path(path)
 
 
-def _content(runs: Sequence[Run]) -> dict[str, Any]:
+def _content(runs: Sequence[RunData]) -> dict[str, Any]:
     labels = _labels(runs)
     lines = []
     for group in _groups(runs):
@@ -99,7 +99,7 @@ def _content(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
+def _labels(runs: Sequence[RunData]) -> list[str]:
     """Return the end of each folder's path, as long as needed to distinguish the runs."""
     paths = [run.folder.resolve().parts for run in runs]
     # Resolved paths differ somewhere, as no folder is given twice.
@@ -109,7 +109,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
     return ["/".join(path[-length:]) for path in paths]
 
 
-def _groups(runs: Sequence[Run]) -> list[list[int]]:
+def _groups(runs: Sequence[RunData]) -> list[list[int]]:
     """Group the indices of runs that differ in nothing but their seed; other runs are groups of one."""
     setups: list[Any] = []
     groups: list[list[int]] = []
@@ -129,13 +129,13 @@ def _group_label(group: Sequence[int], labels: Sequence[str]) -> str:
     return names if len(group) == 1 else f"{names} ({len(group)} seeds)"
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: RunData) -> float:
     """Return how long the updates of a run took; what runs beside another batch's work counts once."""
     seconds = sum(sum(run.values(name)) for name in _STAGES)
     return seconds - sum(run.values("time/overlap_s"))
 
 
-def _different_problems(runs: Sequence[Run]) -> list[str]:
+def _different_problems(runs: Sequence[RunData]) -> list[str]:
     """Return the settings by which results are not of the same held-out problems, or not decoded in the same way."""
     settings = [*_EVALUATION_SETTINGS, *_SPLIT_SETTINGS]
     # Rates are the same whatever is rewarded; mean rewards are not.
@@ -151,7 +151,7 @@ def _different_problems(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _evaluation_setting(run: Run, name: str) -> Any:
+def _evaluation_setting(run: RunData, name: str) -> Any:
     """Return a setting that results depend on; the longest prompt, only where longer ones are left out."""
     value = run.settings.get(name)
     if name == "max_prompt_length" and not run.settings.get("filter_overlong_prompts"):

@@ -16,7 +16,7 @@ from jaxppo.report.charts import (
     style_classes,
 )
 from jaxppo.report.checks import band_text
-from jaxppo.report.run_data import Run
+from jaxppo.report.run_data import RunData
 from jaxppo.run.metrics import (
     GROUPS,
     Metric,
@@ -34,7 +34,7 @@ class Line(NamedTuple):
     """One colour: a run, or runs that differ in nothing but their seed, as mean and standard deviation."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[RunData]
 
 
 class Panel(NamedTuple):
@@ -79,7 +79,7 @@ class Curves(NamedTuple):
     groups: dict[str, str] = GROUPS | {_OTHERS: "Others"}
 
 
-def panels(runs: Iterable[Run]) -> list[Panel]:
+def panels(runs: Iterable[RunData]) -> list[Panel]:
     """Make a panel for every metric of the runs; names of one family share one, except parts of rewards."""
     panels_by_title: dict[str, Panel] = {}
     # A dictionary, unlike a set, keeps the order of the documentation.
@@ -191,7 +191,7 @@ def _curves(panel: Panel, lines: Sequence[Line], x: str) -> list[Curve]:
     return curves
 
 
-def _curve(runs: Sequence[Run], name: str, x: str) -> Curve:
+def _curve(runs: Sequence[RunData], name: str, x: str) -> Curve:
     """Return the curve of a metric: of one run, or the mean of several with their spread."""
     if len(runs) == 1:
         points = runs[0].curve(name, x)

@@ -60,7 +60,7 @@ RATES = ("validity", "accuracy", "executability")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunData:
     """A run, as read from its folder.
 
     Args:
@@ -203,7 +203,7 @@ def plain_number(measured: Any) -> float | None:
     return number(measured)
 
 
-def read_run(folder: Path | str) -> Run:
+def read_run(folder: Path | str) -> RunData:
     """Read a run folder; missing files are left out.
 
     Raises:
@@ -235,7 +235,7 @@ def read_run(folder: Path | str) -> Run:
     headline_split: Any = evals.get("headline_split") or next(
         iter(results_after or results_before), None
     )
-    return Run(
+    return RunData(
         folder=folder,
         command=command,
         command_line=_command_line(folder / CONFIG_FILE),

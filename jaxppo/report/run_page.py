@@ -25,7 +25,7 @@ from jaxppo.report.plan_sections import (
 from jaxppo.report.run_data import (
     MEASURES,
     RATES,
-    Run,
+    RunData,
     number,
     plain_number,
     read_run,
@@ -106,7 +106,7 @@ def write_report(folder: Path | str, path: Path | str | None = None) -> Path:
     return path
 
 
-def _content(run: Run, samples: Samples) -> dict[str, Any]:
+def _content(run: RunData, samples: Samples) -> dict[str, Any]:
     moments = (("before", run.results_before), ("after", run.results_after))
     models = [(moment, results) for moment, results in moments if results]
     # Only results of plans have charts of their own; those
@@ -136,7 +136,7 @@ def _content(run: Run, samples: Samples) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- results
 
 
-def _cards(run: Run) -> list[Card]:
+def _cards(run: RunData) -> list[Card]:
     """Return a card for every split with its result before and after; without an evaluation one of the reward."""
     results = run.results_after or run.results_before
     # The headline is first; sorting keeps the order of the others.
@@ -159,7 +159,7 @@ def _cards(run: Run) -> list[Card]:
     return cards
 
 
-def _before_and_after(run: Run, split: str, measure: str) -> tuple[str, list[Any]]:
+def _before_and_after(run: RunData, split: str, measure: str) -> tuple[str, list[Any]]:
     """Return in words when the split was measured, and the results: before, and after or in the last evaluation."""
     before_training = run.results_before.get(split, {}).get(measure)
     after_training = run.results_after.get(split, {}).get(measure)
@@ -212,7 +212,7 @@ def _plain_results(models: Models) -> Table:
 # ------------------------------------------------------------------------------------------- rewards, samples and time
 
 
-def _reward_parts(run: Run) -> dict[str, list[float]]:
+def _reward_parts(run: RunData) -> dict[str, list[float]]:
     """Return each reward function and its parts: at first, at last, the lowest and the highest; [] without a number."""
     parts = {}
     for panel in panels([run]):
@@ -247,7 +247,7 @@ _STAGES = {
 }
 
 
-def _times(run: Run) -> BarChart | None:
+def _times(run: RunData) -> BarChart | None:
     """Return the seconds of the stages of every update; None where none are logged."""
     seconds = {}
     for name in (*_STAGES, "time/overlap_s"):

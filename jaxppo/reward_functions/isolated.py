@@ -129,7 +129,7 @@ class Workers:
         self._path = path
         self._count = count
         self._timeout_s = timeout_s
-        self._idle: list[_Worker] = []
+        self._idle: list[_RewardProcess] = []
         # A program that ends without `close` leaves no processes.
         atexit.register(self.close)
 
@@ -139,7 +139,7 @@ class Workers:
         waiting = deque(enumerate(completions.single_rows()))
         num_rows = len(waiting)
         row_scores: dict[int, Scores] = {}
-        busy: dict[_Worker, int] = {}
+        busy: dict[_RewardProcess, int] = {}
         try:
             while waiting or busy:
                 while waiting and len(busy) < self._count:
@@ -155,7 +155,7 @@ class Workers:
                 worker.kill()
         return join_scores([row_scores[number] for number in range(num_rows)])
 
-    def _begin(self, row: Completions) -> "_Worker":
+    def _begin(self, row: Completions) -> "_RewardProcess":
         """Give a row to an idle process, or to a new one where no idle process is still alive."""
         while self._idle:
             worker = self._idle.pop()
@@ -166,7 +166,7 @@ class Workers:
                 worker.kill()
             else:
                 return worker
-        worker = _Worker(self._path)
+        worker = _RewardProcess(self._path)
         worker.send(row, self._timeout_s)
         return worker
 
@@ -176,7 +176,7 @@ class Workers:
             self._idle.pop().kill()
 
 
-class _Worker:
+class _RewardProcess:
     """One process, with one completion at a time."""
 
     def __init__(self, path: str):

@@ -102,7 +102,9 @@ class RowScorer:
         longest = max(map(len, rows), default=1)
         rows_per_device = max(1, max_rows // self._parallel.row_shards)
         # Equal parts, so that there are few shapes.
-        num_parts = memory.equal_parts(rows_per_device, memory.rows_at_once([self._model], longest))
+        num_parts = memory.num_equal_parts(
+            rows_per_device, memory.rows_at_once([self._model], longest)
+        )
         return rows_per_device // num_parts * self._parallel.row_shards
 
     def _scores(

@@ -45,7 +45,8 @@ def add_scores(
     # Sums over all devices, not over this one: every device must end with the same moments.
     batch_count = global_sum(counted.astype(jnp.float32), axis_name)
     batch_mean = masked_mean(scores, counted, axis_name)
-    batch_m2 = global_sum(jnp.where(counted, (scores - batch_mean) ** 2, 0.0), axis_name)
+    squares = jnp.where(counted, (scores - batch_mean) ** 2, 0.0)
+    batch_m2 = global_sum(squares, axis_name)
     count = moments.seen + batch_count
     delta = batch_mean - moments.mean
     added = ScoreMoments(
@@ -93,8 +94,11 @@ def value_mask(mask: Array, score_position: str, response_length: int) -> Array:
     """
     if score_position == "last":
         return mask
+    lengths = _lengths(mask)
     columns = jnp.arange(mask.shape[1])[None, :]
-    return (columns <= _lengths(mask)) & (columns < response_length) & (_lengths(mask) > 0)
+    is_state = (columns <= lengths) & (columns < response_length)
+    # A completion that is left out has no token, and so no state after the last one.
+    return is_state & (lengths > 0)
 
 
 def _lengths(mask: Array) -> Array:
@@ -102,7 +106,11 @@ def _lengths(mask: Array) -> Array:
 
 
 def token_rewards(
-    scores: Array, kl: Array, mask: Array, kl_coef: Array | float, reward_mask: Array | None = None
+    scores: Array,
+    kl: Array,
+    mask: Array,
+    kl_coef: Array | float,
+    reward_mask: Array | None = None,
 ) -> Array:
     """Compute the reward of each token: r[t] = -kl_coef kl[t], plus the score at the last position of `reward_mask`.
 
@@ -122,7 +130,8 @@ def token_rewards(
     penalty = jnp.where(mask, -kl_coef * kl, 0.0)
     last = _lengths(mask if reward_mask is None else reward_mask) - 1
     is_last = jnp.arange(mask.shape[1])[None, :] == last
-    return penalty + jnp.where(is_last, scores.astype(jnp.float32)[:, None], 0.0)
+    score_column = scores.astype(jnp.float32)[:, None]
+    return penalty + jnp.where(is_last, score_column, 0.0)
 
 
 def gae(
@@ -159,8 +168,11 @@ def gae(
 
     # From the last token to the first, all rows at once: the
     # scan goes over columns, so rows are its second axis.
-    _, advantages = jax.lax.scan(backwards, jnp.zeros_like(deltas[:, 0]), deltas.T, reverse=True)
-    return advantages.T, jnp.where(mask, advantages.T + values, 0.0)
+    after_last = jnp.zeros_like(deltas[:, 0])
+    _, advantages_by_column = jax.lax.scan(backwards, after_last, deltas.T, reverse=True)
+    advantages = advantages_by_column.T
+    returns = jnp.where(mask, advantages + values, 0.0)
+    return advantages, returns
 
 
 def whitened_gae(
@@ -194,7 +206,8 @@ def whitened_gae(
     advantages, returns = gae(rewards, values, value_mask, gamma, lam)
     # Logged before whitening, after which it is 0 whatever happens.
     mean = masked_mean(advantages, mask, axis_name)
-    return Advantages(masked_whiten(advantages, mask, axis_name=axis_name), returns, rewards, mean)
+    whitened = masked_whiten(advantages, mask, axis_name=axis_name)
+    return Advantages(advantages=whitened, returns=returns, rewards=rewards, mean=mean)
 
 
 # -------------------------------------------------------------------------------------------------------------- groups
@@ -218,7 +231,9 @@ def leave_one_out(rewards: Array, num_generations: int, counted: Array) -> Array
     num_siblings = jnp.sum(group_mask, axis=1, keepdims=True, dtype=jnp.float32) - 1
     group_sum = jnp.sum(group_rewards, axis=1, keepdims=True, where=group_mask)
     baseline = (group_sum - group_rewards) / jnp.maximum(num_siblings, 1)
-    return jnp.where(group_mask & (num_siblings > 0), group_rewards - baseline, 0.0).reshape(-1)
+    has_baseline = group_mask & (num_siblings > 0)
+    estimates = jnp.where(has_baseline, group_rewards - baseline, 0.0)
+    return estimates.reshape(-1)
 
 
 def normalize(
@@ -262,18 +277,17 @@ def group_relative(
     # A completion without a score is left out of its group, so that the mean is over what remains;
     # a group without any must not divide by 0.
     group_size = jnp.sum(group_mask, axis=1, keepdims=True, dtype=jnp.float32)
-    group_mean = jnp.sum(group_scores, axis=1, keepdims=True, where=group_mask) / jnp.maximum(
-        group_size, 1
-    )
+    group_sum = jnp.sum(group_scores, axis=1, keepdims=True, where=group_mask)
+    group_mean = group_sum / jnp.maximum(group_size, 1)
     centred = jnp.where(group_mask, group_scores - group_mean, 0.0)
     if scale == "none":
         return centred.reshape(-1)
     if scale == "batch":
         deviation = jnp.sqrt(masked_var(scores, counted, axis_name))
     else:
-        deviation = jnp.sqrt(
-            jnp.sum(centred**2, axis=1, keepdims=True) / jnp.maximum(group_size - 1, 1)
-        )
+        sum_of_squares = jnp.sum(centred**2, axis=1, keepdims=True)
+        variance = sum_of_squares / jnp.maximum(group_size - 1, 1)
+        deviation = jnp.sqrt(variance)
     return (centred / (deviation + eps)).reshape(-1)
 
 

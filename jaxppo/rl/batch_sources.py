@@ -60,7 +60,9 @@ class Prefetch:
     def fields(self) -> dict[str, Any] | None:
         """What a `HostState` holds of the batch."""
         batch = self.batch
-        return None if batch is None else {name: getattr(batch, name) for name in PREFETCHED}
+        if batch is None:
+            return None
+        return {name: getattr(batch, name) for name in PREFETCHED}
 
 
 class BatchSource(Protocol):
@@ -207,7 +209,8 @@ def stage_times(batch: Batch, next_batch: Batch | None, done_s: float) -> dict[s
         done_s: end of the update, in seconds of `time.monotonic`.
     """
     sampled = [batch] if next_batch is None else [batch, next_batch]
-    computed_s = max(item.outputs_s.result() for item in sampled if item.outputs_s is not None)
+    outputs_s = [item.outputs_s.result() for item in sampled if item.outputs_s is not None]
+    computed_s = max(outputs_s)
     times = {
         "time/rollout_s": sum(item.sampled_s - item.began_s for item in sampled),
         "time/reward_s": batch.judged_s - batch.sampled_s,
@@ -215,7 +218,7 @@ def stage_times(batch: Batch, next_batch: Batch | None, done_s: float) -> dict[s
         "time/update_s": done_s - max(batch.judged_s, sampled[-1].sampled_s),
     }
     if next_batch is not None:
-        times["time/overlap_s"] = max(
-            0.0, min(batch.judged_s, next_batch.sampled_s) - next_batch.began_s
-        )
+        # From the begin of sampling until either is done: sampling, or the rewards beside it.
+        overlap_end_s = min(batch.judged_s, next_batch.sampled_s)
+        times["time/overlap_s"] = max(0.0, overlap_end_s - next_batch.began_s)
     return times

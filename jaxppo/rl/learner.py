@@ -216,11 +216,14 @@ class Learner:
                 lambda: models.init_params(self.value_model, jax.random.key(0), "score")
             )
         state = jax.eval_shape(self.init_state, policy, value)
+        persistent = self.models.persistent_arrays(state, policy, value)
+        # What samples and scores: with adapters attached, and layers one by one.
+        whole_models = jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state)
         return memory.RunShapes(
             self.trained_models,
-            self.parallel.shards(self.models.persistent_arrays(state, policy, value)),
+            self.parallel.shards(persistent),
             self.parallel.shards(state.params),
-            jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state),
+            whole_models,
             self.parallel.sizes,
         )
 
@@ -240,7 +243,7 @@ class Learner:
             self.config, self.trained_models, length, shards, budget, tensor
         )
         rows = self.config.mini_batch_size // shards
-        return memory.equal_parts(rows, self._learning.rows(rows // parts))
+        return memory.num_equal_parts(rows, self._learning.rows(rows // parts))
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
@@ -260,8 +263,9 @@ class Learner:
         fitting = self._sampled_rows[prompt_length]
         at_once = prompts
         if fitting is not None:
-            at_once = min(prompts, max(1, fitting // self.config.rl.group_size))
-        return memory.equal_parts(prompts, self._sampling.rows(at_once))
+            fitting_prompts = max(1, fitting // self.config.rl.group_size)
+            at_once = min(prompts, fitting_prompts)
+        return memory.num_equal_parts(prompts, self._sampling.rows(at_once))
 
     def _fitting_rows(self, prompt_length: int) -> int | None:
         """Return how many rows a device samples at once; None where its memory is not known."""
@@ -334,7 +338,8 @@ class Learner:
                 part_inputs = jax.tree.map(lambda x, part=part: x[part], in_parts)
                 sampled = self.sample_program(policy, *self.parallel.put(part_inputs, 0))
                 rollouts.append(self.parallel.to_host(sampled))
-            return self.parallel.put(jax.tree.map(lambda *x: np.concatenate(x), *rollouts), 0)
+            joined = jax.tree.map(lambda *x: np.concatenate(x), *rollouts)
+            return self.parallel.put(joined, 0)
 
         return self._sampling.repeated(
             sample, lambda: self.config.num_prompts // self.sampling_parts(prompt_length)
@@ -365,9 +370,8 @@ class Learner:
                     )
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = True
-            ended[row] = tokens[-1] in self.stop_ids or data.has_stop_string(
-                self._stop_table, tokens
-            )
+            has_stop_token = tokens[-1] in self.stop_ids
+            ended[row] = has_stop_token or data.has_stop_string(self._stop_table, tokens)
         return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
@@ -379,14 +383,13 @@ class Learner:
         num_prompts = len(prompts.prompt_ids)
         self._check_rows("completions", num_rows)
         self._check_rows("prompts", num_prompts * self.config.rl.group_size)
-        prompt_lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), num_rows // num_prompts)
+        copies = num_rows // num_prompts
+        prompt_lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), copies)
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
         length = longest
         if not self._has_one_length(longest):
-            length = min(
-                data.bucket(int((prompt_lengths + completion_lengths).max()), data.SEQUENCE_BUCKET),
-                longest,
-            )
+            longest_row = int((prompt_lengths + completion_lengths).max())
+            length = min(data.bucket(longest_row, data.SEQUENCE_BUCKET), longest)
         return self.pack_program(self.parallel.put(prompts, 0), rollout, length=length)
 
     def _check_rows(self, name: str, rows: int) -> None:
@@ -417,15 +420,18 @@ class Learner:
                 self._compile_scoring()  # how many rows it takes at once is part of the program
             return self._score(state, reference, sequences, rollout)
 
-        return self._scoring.repeated(score, lambda: min(rows, self.scored_rows(length) or rows))
+        def rows_at_once() -> int:
+            return min(rows, self.scored_rows(length) or rows)
+
+        return self._scoring.repeated(score, rows_at_once)
 
     def _score(
         self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout
     ) -> ModelOutputs:
         rl = self.config.rl
-        values = (
-            self.values_program(self.models_of(state), sequences) if self.has_value_model else None
-        )
+        values = None
+        if self.has_value_model:
+            values = self.values_program(self.models_of(state), sequences)
         policy = self.scored_policy(state, reference)
         logprobs = rollout.logprobs
         entropy = None
@@ -444,7 +450,11 @@ class Learner:
                     {"policy": policy, "reference": reference}, sequences
                 )
         return ModelOutputs(
-            logprobs, ref_logprobs, values, full_kl, entropy if needs_entropy else None
+            logprobs=logprobs,
+            ref_logprobs=ref_logprobs,
+            values=values,
+            full_kl=full_kl,
+            entropy=entropy if needs_entropy else None,
         )
 
     def scored_policy(self, state: TrainState, reference: Params | None) -> Params:
@@ -498,7 +508,8 @@ class Learner:
                 # A new function: jax.jit would take the trace of
                 # the old one, which has the old number of parts.
                 self.mini_batches_program = jax.jit(lambda *args: self._cut_mini_batches(*args))
-            return self.update_program(trained, state.frozen, self.mini_batches_program(batch, key))
+            mini_batches = self.mini_batches_program(batch, key)
+            return self.update_program(trained, state.frozen, mini_batches)
 
         def rows_at_once() -> int:
             parts = self.micro_batches(batch.sequences.input_ids.shape[1])
@@ -517,10 +528,12 @@ class Learner:
         )
         length = batch.sequences.input_ids.shape[1]
         parts = self.micro_batches(length)
-        if parts > 1 and len(padding.cut_lengths(length, self._length_gaps)) > 1:
+        can_cut = len(padding.cut_lengths(length, self._length_gaps)) > 1
+        if parts > 1 and can_cut:
             # Rows of similar length share a micro-batch, so
             # that it can be cut; sums over them stay the same.
-            by_length = jnp.argsort(ops.real_lengths(batch.sequences)[rows], axis=1)
+            row_lengths = ops.real_lengths(batch.sequences)
+            by_length = jnp.argsort(row_lengths[rows], axis=1)
             rows = jnp.take_along_axis(rows, by_length, axis=1)
         # All epochs at once, as copies of the rows: [S, b, ...].
         mini_batches: Any = jax.tree.map(lambda x: x[rows], batch)
@@ -529,9 +542,12 @@ class Learner:
         weights = losses.loss_weights(
             mini_batches, rl.ratio_level, rl.mean_of_losses, self.config.sampling.response_length
         )
-        return jax.tree.map(
-            lambda x: x.reshape(x.shape[0], parts, -1, *x.shape[2:]), (mini_batches, weights)
-        )
+
+        def in_parts(x: Array) -> Array:
+            num_mini_batches, _, *sizes = x.shape
+            return x.reshape(num_mini_batches, parts, -1, *sizes)
+
+        return jax.tree.map(in_parts, (mini_batches, weights))
 
 
 PPO = Learner

@@ -73,7 +73,8 @@ def adapted_kl_coef(
     """
     # Clipped, so that one odd batch moves the coefficient by a fifth of num_rows / horizon at most.
     error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
-    return jnp.where(jnp.isfinite(kl), kl_coef * (1.0 + error * num_rows / horizon), kl_coef)
+    adapted = kl_coef * (1.0 + error * num_rows / horizon)
+    return jnp.where(jnp.isfinite(kl), adapted, kl_coef)
 
 
 def log_ratio_at(level: str, log_ratio: Array, mask: Array) -> Array:
@@ -130,7 +131,8 @@ def policy_loss(
     # Entries that do not count get a ratio of 1: exp of what
     # they hold could be infinite, and its gradient NaN.
     ratio = jnp.exp(jnp.where(weights > 0, log_ratio, 0.0))
-    unclipped = -advantages * (ratio if delta is None else jnp.minimum(ratio, delta))
+    limited_ratio = ratio if delta is None else jnp.minimum(ratio, delta)
+    unclipped = -advantages * limited_ratio
     clipped = -advantages * jnp.clip(ratio, 1.0 - cliprange, 1.0 + cliprange_high)
     return PolicyLoss(
         loss=weighted_sum(jnp.maximum(unclipped, clipped), weights),
@@ -209,14 +211,15 @@ def loss_weights(
     else:
         # By the tokens of all mini-batches of the update together,
         # so that one with few tokens does not weigh more.
-        policy = mask * (mask.shape[0] / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0))
+        num_mini_batches = mask.shape[0]
+        num_tokens = jnp.sum(mask, dtype=jnp.float32)
+        policy = mask * (num_mini_batches / jnp.maximum(num_tokens, 1.0))
     if level == "token":
         ratios = tokens
     else:
         # The mean over completions of their one ratio; a completion without a token has none.
-        num_completions = jnp.sum(jnp.any(mask, axis=-1), axis=-1, dtype=jnp.float32)[
-            ..., None, None
-        ]
+        has_tokens = jnp.any(mask, axis=-1)
+        num_completions = jnp.sum(has_tokens, axis=-1, dtype=jnp.float32)[..., None, None]
         ratios = ops.mean_weights(mask, -1) / jnp.maximum(num_completions, 1.0)
     return Weights(tokens, policy, ratios, values, positive)
 

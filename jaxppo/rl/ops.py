@@ -29,7 +29,8 @@ def masked_mean(x: Array, mask: Array, axis_name: Axes = None) -> Array:
     """
     # `where`, not a product: what lies outside the mask may be NaN.
     count = global_sum(mask.astype(x.dtype), axis_name)
-    return global_sum(jnp.where(mask, x, 0), axis_name) / jnp.maximum(count, 1)
+    total = global_sum(jnp.where(mask, x, 0), axis_name)
+    return total / jnp.maximum(count, 1)
 
 
 def global_max(x: Array, axis_name: Axes = None) -> Array:
@@ -45,14 +46,17 @@ def mean(x: Array, axis_name: Axes = None) -> Array:
 
 def std(x: Array, axis_name: Axes = None) -> Array:
     """Compute the standard deviation (n - 1) of all elements on all devices."""
-    return jnp.sqrt(masked_var(x, jnp.ones(x.shape, bool), axis_name))
+    variance = masked_var(x, jnp.ones(x.shape, bool), axis_name)
+    return jnp.sqrt(variance)
 
 
 def masked_quantile(x: Array, mask: Array, q: float, axis_name: Axes = None) -> Array:
     """Compute the q-quantile of x over the True positions of mask on all devices, linear in between; [] or NaN."""
-    # A quantile is no sum over devices, so each of them gathers all numbers.
     real = jnp.where(mask, x, jnp.nan)
-    return jnp.nanquantile(real if axis_name is None else jax.lax.all_gather(real, axis_name), q)
+    # A quantile is no sum over devices, so each of them gathers all numbers.
+    if axis_name is not None:
+        real = jax.lax.all_gather(real, axis_name)
+    return jnp.nanquantile(real, q)
 
 
 def mean_weights(mask: Array, axis: int | tuple[int, ...]) -> Array:
@@ -74,11 +78,17 @@ def masked_var(x: Array, mask: Array, axis_name: Axes = None) -> Array:
     """Compute the unbiased (n - 1) variance over the True positions of mask on all devices; 0 for fewer than two."""
     count = global_sum(mask.astype(x.dtype), axis_name)
     centred = x - masked_mean(x, mask, axis_name)
-    return global_sum(jnp.where(mask, centred**2, 0), axis_name) / jnp.maximum(count - 1, 1)
+    sum_of_squares = global_sum(jnp.where(mask, centred**2, 0), axis_name)
+    return sum_of_squares / jnp.maximum(count - 1, 1)
 
 
 def masked_whiten(
-    x: Array, mask: Array, *, shift_mean: bool = True, axis_name: Axes = None, eps: float = 1e-8
+    x: Array,
+    mask: Array,
+    *,
+    shift_mean: bool = True,
+    axis_name: Axes = None,
+    eps: float = 1e-8,
 ) -> Array:
     """Scale x to unit variance, and zero mean if `shift_mean`, over the mask on all devices; 0 outside of it.
 
@@ -87,8 +97,12 @@ def masked_whiten(
     Source: TRL `masked_whiten`, with global instead of per-process statistics.
     """
     mean = masked_mean(x, mask, axis_name)
-    whitened = (x - mean) * jax.lax.rsqrt(masked_var(x, mask, axis_name) + eps)
-    return jnp.where(mask, whitened if shift_mean else whitened + mean, 0)
+    centred = x - mean
+    variance = masked_var(x, mask, axis_name)
+    whitened = centred * jax.lax.rsqrt(variance + eps)
+    if not shift_mean:
+        whitened = whitened + mean
+    return jnp.where(mask, whitened, 0)
 
 
 def prompt_lengths(prompt_mask: Array) -> Array:
@@ -98,7 +112,8 @@ def prompt_lengths(prompt_mask: Array) -> Array:
 
 def real_lengths(sequences: Sequences) -> Array:
     """Count the tokens of prompt and completion together: [..., B] int32."""
-    return sequences.prompt_lengths + jnp.sum(sequences.completion_mask, axis=-1, dtype=jnp.int32)
+    completion_lengths = jnp.sum(sequences.completion_mask, axis=-1, dtype=jnp.int32)
+    return sequences.prompt_lengths + completion_lengths
 
 
 def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: int) -> Array:
@@ -118,8 +133,9 @@ def pack(prompt_ids: Array, prompt_mask: Array, completion_ids: Array, length: i
     # Column t of the result is column t + shift of prompt and
     # completion side by side: the left padding drops out.
     columns = jnp.arange(length)[None, :] + shift[:, None]
-    packed = jnp.take_along_axis(joined_ids, jnp.minimum(columns, joined_ids.shape[1] - 1), axis=1)
-    return jnp.where(columns < joined_ids.shape[1], packed, 0)
+    num_columns = joined_ids.shape[1]
+    packed = jnp.take_along_axis(joined_ids, jnp.minimum(columns, num_columns - 1), axis=1)
+    return jnp.where(columns < num_columns, packed, 0)
 
 
 def prediction_columns(prompt_lengths: Array, completion_length: int, length: int) -> Array:
@@ -133,7 +149,10 @@ def prediction_columns(prompt_lengths: Array, completion_length: int, length: in
     Returns:
         [B, C] int32; past the end, the last column.
     """
-    positions = prompt_lengths[:, None] - 1 + jnp.arange(completion_length)[None, :]
+    # The state at a token predicts the next one, so the first
+    # token of a completion is read off the prompt's last.
+    last_of_prompt = prompt_lengths[:, None] - 1
+    positions = last_of_prompt + jnp.arange(completion_length)[None, :]
     return jnp.clip(positions, 0, length - 1)
 
 
@@ -151,7 +170,10 @@ class Purpose(IntEnum):
 
 def purpose_key(seed: int, purpose: Purpose, step: int = 0) -> Array:
     """Return the random key of (seed, purpose, step): a pure function, so a resumed run needs no key state."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), int(purpose)), step)
+    key = jax.random.key(seed)
+    # One after the other, not their sum: purpose 1 at step 2 must not be purpose 2 at step 1.
+    key = jax.random.fold_in(key, int(purpose))
+    return jax.random.fold_in(key, step)
 
 
 def row_uniforms(key: Array, num_rows: int, length: int) -> Array:
@@ -162,7 +184,11 @@ def row_uniforms(key: Array, num_rows: int, length: int) -> Array:
     Returns:
         [num_rows, length] fp32.
     """
+
     # A key for each row by its number in the whole batch: one
     # draw of [num_rows, length] would depend on num_rows.
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows))
-    return jax.vmap(lambda row_key: jax.random.uniform(row_key, (length,)))(keys)
+    def draw(row: Array) -> Array:
+        row_key = jax.random.fold_in(key, row)
+        return jax.random.uniform(row_key, (length,))
+
+    return jax.vmap(draw)(jnp.arange(num_rows))

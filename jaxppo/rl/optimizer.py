@@ -24,7 +24,11 @@ class LearningRates(NamedTuple):
 PRETRAINED_SIZE = 10_000_000
 """Models with fewer parameters are taken to be trained from scratch; the smallest Pythia has 14 million."""
 
-HIGHEST_SUPERVISED_RATES = ((500_000_000, 1e-3), (3_000_000_000, 3e-4), (float("inf"), 5e-5))
+HIGHEST_SUPERVISED_RATES = (
+    (500_000_000, 1e-3),
+    (3_000_000_000, 3e-4),
+    (float("inf"), 5e-5),
+)
 """(parameters up to, highest usual rate) of supervised training of all weights.
 
 Source: SmolLM2's recipes of the alignment handbook, 1e-3 for 135M and 360M, 3e-4 for 1.7B; beyond, the default of
@@ -191,7 +195,11 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
         new = jax.tree.map(jax.lax.optimization_barrier, new)
         mu = optax.tree.bias_correction(new.mu, b1, new.count)
         nu = optax.tree.bias_correction(new.nu, b2, new.count)
-        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.adam_epsilon), mu, nu), new
+
+        def direction(m: Array, v: Array) -> Array:
+            return m / (jnp.sqrt(v) + config.adam_epsilon)
+
+        return jax.tree.map(direction, mu, nu), new
 
     return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
@@ -214,10 +222,13 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
         del params
         # The norm comes from outside: over the shards of one device it would be that of a part.
         norm = options["norm"]
-        clipped = jax.tree.map(
-            lambda g: jnp.where(norm < max_norm, g, g / norm.astype(g.dtype) * max_norm), updates
-        )
-        return clipped, state
+
+        def clip_one(g: Array) -> Array:
+            # Divided first, as optax does: the product could overflow.
+            clipped = g / norm.astype(g.dtype) * max_norm
+            return jnp.where(norm < max_norm, g, clipped)
+
+        return jax.tree.map(clip_one, updates), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, clip)
 

@@ -33,7 +33,8 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
     # A quartile of the prompts gives a length that a quarter
     # of the parts will fit, whatever the completions do.
     shorter = {bucket(max(full - gap, 1), SEQUENCE_BUCKET) for gap in length_gaps}
-    return [*sorted(length for length in shorter if length <= WORTH_CUTTING * full), full]
+    worth_cutting = [length for length in shorter if length <= WORTH_CUTTING * full]
+    return [*sorted(worth_cutting), full]
 
 
 def has_one_length(
@@ -80,16 +81,20 @@ def cut_to_longest(function: Callable[[Any], R], batch: Any, length_gaps: Sequen
 
     def cut_at(length: int) -> Callable[[Any], R]:
         def cut(node: Any) -> Any:
-            return (
-                node._replace(input_ids=node.input_ids[:, :length]) if is_sequences(node) else node
-            )
+            if not is_sequences(node):
+                return node
+            return node._replace(input_ids=node.input_ids[:, :length])
 
-        return lambda batch: function(jax.tree.map(cut, batch, is_leaf=is_sequences))
+        def function_of_cut(batch: Any) -> R:
+            return function(jax.tree.map(cut, batch, is_leaf=is_sequences))
+
+        return function_of_cut
 
     # The longest row on all devices that compute together decides: they must take the same branch.
     longest = partition.largest(jnp.max(ops.real_lengths(sequences)))
     branch = jnp.searchsorted(jnp.array(lengths), longest)
-    return jax.lax.switch(branch, [cut_at(length) for length in lengths], batch)
+    branches = [cut_at(length) for length in lengths]
+    return jax.lax.switch(branch, branches, batch)
 
 
 def in_cut_parts(
@@ -114,6 +119,7 @@ def in_cut_parts(
     def cut(part: Sequences) -> R:
         return cut_to_longest(function, part, length_gaps)
 
-    results = map_in_chunks(cut, jax.tree.map(lambda x: x[order], sequences), rows_at_once)
+    by_length = jax.tree.map(lambda x: x[order], sequences)
+    results = map_in_chunks(cut, by_length, rows_at_once)
     original_order = jnp.argsort(order)
     return jax.tree.map(lambda x: x[original_order], results)

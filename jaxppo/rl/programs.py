@@ -51,7 +51,8 @@ def of_update(
         learner.trajectories_program, state.controls, outputs, rollout, sequences, scores
     )
     key = jax.eval_shape(lambda: ops.purpose_key(config.run.seed, ops.Purpose.MINI_BATCHES, 0))
-    mini_batches = place(jax.eval_shape(learner.mini_batches_program, batch, key), 2)
+    mini_batches = jax.eval_shape(learner.mini_batches_program, batch, key)
+    mini_batches = place(mini_batches, 2)
     sequences = place(sequences, 0)
     scoring = []
     if learner.has_value_model:
@@ -67,17 +68,14 @@ def of_update(
     # As many prompts as one call samples: an update that does not fit at once takes several calls.
     parts = learner.sampling_parts(prompt_length)
     uniforms = rows(response_length, dtype=jnp.float32)
-    sampling_inputs = jax.tree.map(
-        lambda x: x.update(shape=(x.shape[0] // parts, *x.shape[1:])),
-        place((prompts, uniforms, rows()), 0),
-    )
-    stages = {
-        "generate": [Program(learner.sample_program, (params["policy"],), sampling_inputs)],
-        "score": scoring,
-        "update": [
-            Program(
-                learner.update_program, (state._replace(frozen=None), state.frozen), (mini_batches,)
-            )
-        ],
-    }
+
+    def part_of(x: Any) -> Any:
+        count, *sizes = x.shape
+        return x.update(shape=(count // parts, *sizes))
+
+    sampling_inputs = jax.tree.map(part_of, place((prompts, uniforms, rows()), 0))
+    sampling = Program(learner.sample_program, (params["policy"],), sampling_inputs)
+    trained = state._replace(frozen=None)
+    learning = Program(learner.update_program, (trained, state.frozen), (mini_batches,))
+    stages = {"generate": [sampling], "score": scoring, "update": [learning]}
     return {name: programs for name, programs in stages.items() if programs}

@@ -118,7 +118,8 @@ def generate(
             logits = sampling.penalize_repetition(logits, history.seen_tokens, repetition_penalty)
         # Drawn before the loop for each row and token: what a row
         # becomes does not depend on the rows decoded with it.
-        tokens = draw(logits, jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)[:, 0])
+        uniforms = jax.lax.dynamic_slice_in_dim(rows.uniforms, t, 1, axis=1)
+        tokens = draw(logits, uniforms[:, 0])
         history, stops = _with_token(history, tokens.ids, stop_table)
         for stop_id in stop_ids:
             stops |= tokens.ids == stop_id
@@ -153,30 +154,27 @@ def generate(
     logits, cache = _prefill(
         params, prompts, rows.slot_mask[::copies], copies, model, prompts_at_once
     )
-    history = _TokenHistory(
-        seen_tokens=None
-        if repetition_penalty == 1.0
-        else jnp.repeat(_seen_tokens(prompts, logits.shape[1]), copies, axis=0),
-        stop_state=None if stop_table is None else jnp.zeros(num_rows, jnp.int32),
-    )
+    seen_tokens = None
+    if repetition_penalty != 1.0:
+        seen_tokens = jnp.repeat(_seen_tokens(prompts, logits.shape[1]), copies, axis=0)
+    stop_state = None if stop_table is None else jnp.zeros(num_rows, jnp.int32)
+    history = _TokenHistory(seen_tokens, stop_state)
     # The logits of the prompts give the first token, so the loop begins with the second.
     empty = _empty_rollout(num_rows, response_length, pad_id)
     rollout, history = sample_token(empty, history, logits, jnp.int32(0), rows)
     counts = row_counts(num_rows) if drop_ended and can_end else (num_rows,)
     t = jnp.int32(1)
-    return _decode(
-        step, _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache), rows, counts
-    )
+    state = _DecodingState(t, num_live(rollout, t, rows), rollout, history, cache)
+    return _decode(step, state, rows, counts)
 
 
 def _seen_tokens(prompts: PromptBatch, vocab_size: int) -> Array:
     """Return which tokens each prompt has, [G, V] bool."""
-    rows = jnp.arange(len(prompts.prompt_ids))[:, None]
-    return (
-        jnp.zeros((len(prompts.prompt_ids), vocab_size), bool)
-        .at[rows, prompts.prompt_ids]
-        .max(prompts.prompt_mask)
-    )
+    num_prompts = len(prompts.prompt_ids)
+    rows = jnp.arange(num_prompts)[:, None]
+    seen_tokens = jnp.zeros((num_prompts, vocab_size), bool)
+    # The largest and not the last: padding may hold the id of a token that the prompt has, too.
+    return seen_tokens.at[rows, prompts.prompt_ids].max(prompts.prompt_mask)
 
 
 def _with_token(
@@ -185,7 +183,8 @@ def _with_token(
     """Add a token to each row; returns also which rows have completed a stop string by it, [N] bool."""
     seen_tokens = history.seen_tokens
     if seen_tokens is not None:
-        seen_tokens = seen_tokens.at[jnp.arange(len(ids)), ids].set(True)
+        rows = jnp.arange(len(ids))
+        seen_tokens = seen_tokens.at[rows, ids].set(True)
     if history.stop_state is None or stop_table is None:
         return _TokenHistory(seen_tokens, history.stop_state), jnp.zeros(len(ids), bool)
     stop_state = jnp.asarray(stop_table)[history.stop_state, ids]
@@ -233,10 +232,13 @@ def _decode(
     num_rows = counts[0]
     all_rows = state.rollout
     places = jnp.arange(num_rows)
-    for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
+    # Each loop ends with as many rows as the next one takes, and the last with none.
+    next_counts = (*counts[1:], 0)
+    for count, next_count in zip(counts, next_counts, strict=True):
         if count < num_rows:
             # Those to be continued first, in their order; the others have ended, and stay so.
-            selected = jnp.argsort(~_is_live(state.rollout, state.t, rows), stable=True)[:count]
+            is_live = _is_live(state.rollout, state.t, rows)
+            selected = jnp.argsort(~is_live, stable=True)[:count]
             all_rows = _put_back(all_rows, state.rollout, places)
             places = places[selected]
             state = _select_rows(state, selected)
@@ -246,7 +248,9 @@ def _decode(
             lambda state, rows=rows: step(state, rows),
             state,
         )
-    return state.rollout if len(counts) == 1 else _put_back(all_rows, state.rollout, places)
+    if len(counts) == 1:
+        return state.rollout
+    return _put_back(all_rows, state.rollout, places)
 
 
 def _is_live(rollout: Rollout, t: Array, rows: _RowInputs) -> Array:
@@ -258,6 +262,8 @@ def _select_rows(state: _DecodingState, selected: Array) -> _DecodingState:
     """Keep these rows alone, one array after the other: each makes room for the next before that is copied."""
     leaves, structure = jax.tree.flatten((state.rollout, state.history, state.cache))
     for i, leaf in enumerate(leaves):
+        # The next leaf needs the `selected` that comes out of
+        # the barrier, so it is not copied before this one is.
         leaves[i], selected = jax.lax.optimization_barrier((leaf[selected], selected))
     rollout, history, cache = jax.tree.unflatten(structure, leaves)
     return _DecodingState(state.t, state.num_live, rollout, history, cache)
@@ -265,9 +271,11 @@ def _select_rows(state: _DecodingState, selected: Array) -> _DecodingState:
 
 def _put_back(all_rows: Rollout, selected: Rollout, places: Array) -> Rollout:
     """Write rows back to the places that they come from."""
-    return jax.tree.map(
-        lambda x, rows: x.at[places].set(rows, unique_indices=True), all_rows, selected
-    )
+
+    def put(x: Array, rows: Array) -> Array:
+        return x.at[places].set(rows, unique_indices=True)
+
+    return jax.tree.map(put, all_rows, selected)
 
 
 def _prefill(
@@ -295,9 +303,9 @@ def _prefill(
         assert out.logits is not None
         assert out.cache is not None
         result = (out.logits[:, 0], out.cache)
-        return (
-            result if copies == 1 else jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), result)
-        )
+        if copies == 1:
+            return result
+        return jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), result)
 
     if at_once >= count:
         return read(prompts.prompt_ids, slot_mask)
@@ -306,13 +314,15 @@ def _prefill(
         part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, at_once), prompts)
         logits, part_cache = read(*part)
         place = (first * copies, 0, 0, 0)
-        cache = jax.tree.map(
-            lambda x, rows: jax.lax.dynamic_update_slice(x, rows, place), cache, part_cache
-        )
-        return cache, logits
+
+        def put(x: Array, rows: Array) -> Array:
+            return jax.lax.dynamic_update_slice(x, rows, place)
+
+        return jax.tree.map(put, cache, part_cache), logits
 
     cache = models.init_cache(model, count * copies, slot_mask.shape[1])
-    cache, logits = jax.lax.scan(read_part, cache, jnp.arange(0, count, at_once))
+    firsts = jnp.arange(0, count, at_once)
+    cache, logits = jax.lax.scan(read_part, cache, firsts)
     return logits.reshape(count * copies, -1), cache
 
 
@@ -336,10 +346,12 @@ def _append(
     def put(buffer: Any, column: Array) -> Array:
         return jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))
 
+    ids = jnp.where(is_live, tokens.ids, pad_id)
+    logprobs = jnp.where(is_live, tokens.logprobs, 0.0)
     return Rollout(
-        completion_ids=put(rollout.completion_ids, jnp.where(is_live, tokens.ids, pad_id)),
+        completion_ids=put(rollout.completion_ids, ids),
         completion_mask=put(rollout.completion_mask, is_live),
-        logprobs=put(rollout.logprobs, jnp.where(is_live, tokens.logprobs, 0.0)),
+        logprobs=put(rollout.logprobs, logprobs),
         ended=rollout.ended | (is_live & stops),
     )
 
@@ -359,9 +371,10 @@ def to_sequences(prompts: PromptBatch, rollout: Rollout, *, length: int) -> Sequ
 
 def completion_hidden(params: Params, sequences: Sequences, model: ModelConfig) -> Array:
     """Compute the final hidden states that predict each completion token: [B, C, D]."""
-    sizes = (sequences.completion_ids.shape[1], sequences.input_ids.shape[1])
-    read = ops.prediction_columns(sequences.prompt_lengths, *sizes)
-    return models.apply(model, params, sequences.input_ids, read=read, logits=False).hidden
+    completion_length = sequences.completion_ids.shape[1]
+    length = sequences.input_ids.shape[1]
+    columns = ops.prediction_columns(sequences.prompt_lengths, completion_length, length)
+    return models.apply(model, params, sequences.input_ids, read=columns, logits=False).hidden
 
 
 def completion_logprobs(
@@ -388,7 +401,9 @@ def logprobs_of_hidden(
         transposed=model.tie_word_embeddings,
     )
     mask = sequences.completion_mask
-    return jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0)
+    logprobs = jnp.where(mask, logprobs, 0.0)
+    entropy = jnp.where(mask, entropy, 0.0)
+    return logprobs, entropy
 
 
 def values_of_hidden(params: Params, hidden: Array) -> Array:

@@ -43,14 +43,14 @@ def sample_tokens(
     # The kept log-probability is that of the very distribution
     # that was drawn from: the first ratio of PPO is then 1.
     if temperature > 0:
-        log_p = jax.nn.log_softmax(
-            truncate(logits, temperature, top_k, top_p, min_p) / temperature, axis=-1
-        )
+        kept_logits = truncate(logits, temperature, top_k, top_p, min_p)
+        log_p = jax.nn.log_softmax(kept_logits / temperature, axis=-1)
         ids = _invert_cumulative(log_p, uniforms)
     else:
         log_p = jax.nn.log_softmax(logits, axis=-1)
         ids = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    return Sampled(ids, jnp.take_along_axis(log_p, ids[:, None], axis=-1)[:, 0])
+    logprobs = jnp.take_along_axis(log_p, ids[:, None], axis=-1)
+    return Sampled(ids, logprobs[:, 0])
 
 
 def truncate(
@@ -78,18 +78,19 @@ def truncate(
     Source: the logits warpers of transformers, in their order.
     """
     if 0 < top_k < logits.shape[1]:
-        logits = _keep_from(logits, jax.lax.top_k(logits, top_k)[0][:, -1:])
+        highest, _ = jax.lax.top_k(logits, top_k)
+        logits = _keep_from(logits, highest[:, -1:])
     if top_p < 1.0:
         falling = -jnp.sort(-logits, axis=-1)
         p = jax.nn.softmax(falling / temperature, axis=-1)
+        # By the sum before a token: the one that reaches top_p is still kept.
         is_kept = jnp.cumsum(p, axis=-1) - p < top_p
-        logits = _keep_from(
-            logits, jnp.min(jnp.where(is_kept, falling, jnp.inf), axis=-1, keepdims=True)
-        )
+        kept = jnp.where(is_kept, falling, jnp.inf)
+        logits = _keep_from(logits, jnp.min(kept, axis=-1, keepdims=True))
     if min_p is not None and min_p > 0.0:
-        logits = _keep_from(
-            logits, jnp.max(logits, axis=-1, keepdims=True) + temperature * math.log(min_p)
-        )
+        highest = jnp.max(logits, axis=-1, keepdims=True)
+        # p >= min_p p_max, in logits: p is proportional to exp(logit / temperature).
+        logits = _keep_from(logits, highest + temperature * math.log(min_p))
     return logits
 
 
@@ -103,7 +104,8 @@ def penalize_repetition(logits: Array, seen_tokens: Array, penalty: float) -> Ar
 
     Source: Keskar et al. 2019, "CTRL"; `RepetitionPenaltyLogitsProcessor` of transformers.
     """
-    return jnp.where(seen_tokens, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+    penalized = jnp.where(logits < 0, logits * penalty, logits / penalty)
+    return jnp.where(seen_tokens, penalized, logits)
 
 
 def _keep_from(logits: Array, lowest: Array) -> Array:
@@ -125,18 +127,26 @@ def _invert_cumulative(log_p: Array, uniforms: Array) -> Array:
 
     num_rows, vocab_size = log_p.shape
     width = min(SAMPLING_BLOCK, vocab_size)
-    padded = jnp.pad(log_p, ((0, 0), (0, -vocab_size % width)), constant_values=-jnp.inf)
+    missing = -vocab_size % width  # tokens that the last block is short of
+    padded = jnp.pad(log_p, ((0, 0), (0, missing)), constant_values=-jnp.inf)
     blocks = padded.reshape(num_rows, -1, width)
-    ends = jnp.cumsum(jnp.sum(units(blocks), axis=-1), axis=-1)
+    # 1. The block: the first one whose end exceeds the target.
+    block_units = jnp.sum(units(blocks), axis=-1)
+    ends = jnp.cumsum(block_units, axis=-1)
+    total = ends[:, -1]
     # A uniform near 1 times the total may round up to the total itself, which no token reaches.
-    target = jnp.minimum((uniforms * ends[:, -1]).astype(jnp.int32), ends[:, -1] - 1)[:, None]
+    target = jnp.minimum((uniforms * total).astype(jnp.int32), total - 1)[:, None]
     block = jnp.sum(ends <= target, axis=-1, keepdims=True, dtype=jnp.int32)
+    # 2. The token in it, counted on from the end of the block before.
     block_log_p = jnp.take_along_axis(blocks, block[:, :, None], axis=1)[:, 0]
     inside = units(block_log_p)
-    begin = jnp.where(block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1), 0)
-    passed = jnp.sum(begin + jnp.cumsum(inside, axis=-1) <= target, axis=-1, dtype=jnp.int32)
+    end_before = jnp.take_along_axis(ends, jnp.maximum(block - 1, 0), axis=1)
+    begin = jnp.where(block > 0, end_before, 0)
+    token_ends = begin + jnp.cumsum(inside, axis=-1)
+    passed = jnp.sum(token_ends <= target, axis=-1, dtype=jnp.int32)
     # Within the block a compiler may have rounded units
     # otherwise: never past its last token with a probability.
     most_likely = jnp.argmax(block_log_p, axis=-1, keepdims=True).astype(jnp.int32)
-    last = jnp.max(jnp.where(inside > 0, jnp.arange(width, dtype=jnp.int32), most_likely), axis=-1)
+    columns = jnp.arange(width, dtype=jnp.int32)
+    last = jnp.max(jnp.where(inside > 0, columns, most_likely), axis=-1)
     return block[:, 0] * width + jnp.minimum(passed, last)

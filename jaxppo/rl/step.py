@@ -59,7 +59,8 @@ def train_step(training: Training, state: TrainState, host: HostState, step: int
     curriculum, curriculum_metrics = training.curriculum.update(host.curriculum, batch.scores, step)
     host = HostState(curriculum, prefetch.fields)
     record = training.progress(step + 1) | jax.device_get(stats | update_stats)
-    record |= batch.reward_metrics | curriculum_metrics | _measured(training, batch, prefetch.batch)
+    record |= batch.reward_metrics | curriculum_metrics
+    record |= _measured(training, batch, prefetch.batch)
     return Step(state, host, record, batch, trajectories)
 
 
@@ -89,6 +90,11 @@ def learn(
 def _measured(training: Training, batch: Batch, next_batch: Batch | None) -> dict[str, float]:
     assert batch.sequences is not None
     done_s = time.monotonic()
-    arrays = (batch.prompts.prompt_ids, batch.completion_mask, batch.sequences.input_ids)
     times = stage_times(batch, next_batch, done_s)
-    return times | training.meter.throughput(*arrays, done_s - batch.began_s)
+    throughput = training.meter.throughput(
+        batch.prompts.prompt_ids,
+        batch.completion_mask,
+        batch.sequences.input_ids,
+        done_s - batch.began_s,
+    )
+    return times | throughput

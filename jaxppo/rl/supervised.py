@@ -51,9 +51,8 @@ def init_state(
         trained = models.for_training(model, params)
         return update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
     # A score head is trained as a whole beside the adapter, so it is no part of what is frozen.
-    base = models.for_training(
-        model, {name: p for name, p in params.items() if name != "score"}, adapter
-    )
+    without_head = {name: tree for name, tree in params.items() if name != "score"}
+    base = models.for_training(model, without_head, adapter)
     # Adapters follow their base: a loop over layers needs both as one array.
     is_stacked = stacks.is_stacked(base["trunk"]["layers"])
     trained = stacks.stack(adapter) if is_stacked else dict(adapter)
@@ -119,7 +118,10 @@ class TrainedAlone:
     def _shapes(self) -> memory.RunShapes:
         state, weights = jax.eval_shape(self._start)
         trained = self.parallel.shards(state.params)
-        persistent = {"model to train": trained, "optimizer": self.parallel.shards(state.opt_state)}
+        persistent = {
+            "model to train": trained,
+            "optimizer": self.parallel.shards(state.opt_state),
+        }
         if state.frozen is not None:
             persistent["frozen base"] = self.parallel.shards(state.frozen)
         return memory.RunShapes(
@@ -129,7 +131,9 @@ class TrainedAlone:
     @cached_property
     def room(self) -> int | None:
         """See `memory.activation_budget`."""
-        return None if memory.device_bytes() is None else memory.activation_budget(self._shapes)
+        if memory.device_bytes() is None:
+            return None
+        return memory.activation_budget(self._shapes)
 
     @cached_property
     def halving(self) -> Halving:
@@ -224,7 +228,8 @@ class SFT(TrainedAlone):
         return whole_model(state.params, state.frozen, self.adapter)
 
     def _start(self) -> tuple[TrainState, Params]:
-        state = self.init_state(models.init_params(self.model, jax.random.key(0)))
+        params = models.init_params(self.model, jax.random.key(0))
+        state = self.init_state(params)
         return state, stacks.unstack(self.policy(state))
 
     def rows_at_once(self, rows: int, length: int) -> int:
@@ -235,7 +240,7 @@ class SFT(TrainedAlone):
             [self._trained], length, self.room, self.parallel.sizes[TENSOR]
         )
         at_once = self.halving.rows(min(rows, fitting or rows))
-        return rows // memory.equal_parts(rows, at_once)
+        return rows // memory.num_equal_parts(rows, at_once)
 
     def _has_one_length(self, rows: SupervisedData) -> bool:
         """See `padding.has_one_length`."""
@@ -250,7 +255,9 @@ class SFT(TrainedAlone):
         # however the rows are cut into micro-batches.
         weights = ops.mean_weights(learned, (0, 1))
         rows_at_once = self.rows_at_once(*batch.input_ids.shape)
-        return in_parts((batch._replace(loss_mask=None), weights), rows_at_once, self.parallel)
+        # The mask is in the weights: as an array of its own it would only be carried along.
+        rows = batch._replace(loss_mask=None)
+        return in_parts((rows, weights), rows_at_once, self.parallel)
 
     def step(
         self, rows: SupervisedData | FreshData
@@ -313,7 +320,8 @@ def supervised_step(
                 lambda: rows_at_once(rows),
                 lambda: can_be_saved(state),
             )
-        record = {"step": number + 1, **stats, "time/step_s": time.monotonic() - began_s}
+        step_s = time.monotonic() - began_s
+        record = {"step": number + 1, **stats, "time/step_s": step_s}
         return StepOutput(new_state, record, host)
 
     return step
@@ -336,6 +344,7 @@ def in_parts(batch: Any, rows_at_once: int | None, parallel: DataParallel) -> An
         rows_at_once: rows of a micro-batch on each device, at most; None: any number.
         parallel: devices.
     """
-    rows = jax.tree.leaves(batch)[0].shape[0] // parallel.row_shards
-    parts = memory.equal_parts(rows, rows_at_once)
+    num_rows = jax.tree.leaves(batch)[0].shape[0]
+    rows_of_device = num_rows // parallel.row_shards
+    parts = memory.num_equal_parts(rows_of_device, rows_at_once)
     return jax.tree.map(lambda x: x.reshape(1, parts, -1, *x.shape[1:]), batch)

@@ -131,17 +131,18 @@ class TrainedModels:
             key = ops.purpose_key(seed, ops.Purpose.POLICY_ADAPTER)
             policy_adapter = lora.init_adapter(self.policy, self.adapter, key)
         key = ops.purpose_key(seed, ops.Purpose.VALUE_ADAPTER)
-        return {"policy": policy_adapter, "value": lora.init_adapter(self.value, self.adapter, key)}
+        value_adapter = lora.init_adapter(self.value, self.adapter, key)
+        return {"policy": policy_adapter, "value": value_adapter}
 
     def attached(self, frozen: Params | None, trained: Params) -> Params:
         """Return {"policy", "value"} as `models.apply` takes them."""
         if frozen is None:
             return trained
         assert self.adapter is not None
-        scale = self.adapter.scale
-        return {
-            name: lora.attach(frozen[name], adapter, scale) for name, adapter in trained.items()
-        }
+        whole_models: Params = {}
+        for name, adapter in trained.items():
+            whole_models[name] = lora.attach(frozen[name], adapter, self.adapter.scale)
+        return whole_models
 
     def reference(self, state: TrainState, policy: Params) -> Params | None:
         """Return the reference on all devices, the policy at the start of the run; None with kl_coef 0.
@@ -155,9 +156,8 @@ class TrainedModels:
         if self._config.rl.kl_coef == 0:
             return None
         if state.frozen is None:
-            return self._parallel.put(
-                models.cast(self.policy, models.for_training(self.trained[0], policy))
-            )
+            reference = models.for_training(self.trained[0], policy)
+            return self._parallel.put(models.cast(self.policy, reference))
         if self._config.peft.lora_path is None:
             # A fresh adapter changes nothing (its B is 0), so
             # the frozen weights are the policy at the start.

@@ -173,7 +173,8 @@ def _kl(
 
 def _mean_row_sum(x: Array, mask: Array, axis_name: Axes) -> Array:
     """Sum up over the real tokens of each completion, mean over completions."""
-    return ops.mean(jnp.sum(jnp.where(mask, x, 0.0), axis=1), axis_name)
+    row_sums = jnp.sum(jnp.where(mask, x, 0.0), axis=1)
+    return ops.mean(row_sums, axis_name)
 
 
 def _score_stats(scores: Array, has_score: Array, any_score: Array, axis_name: Axes) -> Stats:
@@ -188,12 +189,13 @@ def _score_stats(scores: Array, has_score: Array, any_score: Array, axis_name: A
 
 def _mismatch_stats(log_ratio: Array, mask: Array, axis_name: Axes) -> Stats:
     """Describe how far recomputed probabilities of the sampled tokens are from those that they were drawn with."""
+    gap = jnp.abs(log_ratio)
     ratio = jnp.exp(log_ratio)
-    is_outside = jnp.abs(ratio - 1.0) > 0.1
+    is_outside = (jnp.abs(ratio - 1.0) > 0.1).astype(jnp.float32)
     return {
-        "policy/sampler_gap_avg": ops.masked_mean(jnp.abs(log_ratio), mask, axis_name),
-        "policy/sampler_gap_max": ops.global_max(jnp.abs(log_ratio), axis_name),
-        "policy/sampler_outside": ops.masked_mean(is_outside.astype(jnp.float32), mask, axis_name),
+        "policy/sampler_gap_avg": ops.masked_mean(gap, mask, axis_name),
+        "policy/sampler_gap_max": ops.global_max(gap, axis_name),
+        "policy/sampler_outside": ops.masked_mean(is_outside, mask, axis_name),
     }
 
 

@@ -47,7 +47,11 @@ def mini_batch_rows(key: Array, batch_size: int, num_epochs: int, num_mini_batch
     """
     # Global row numbers, so that mini-batches have the same rows on any number of devices.
     epoch_keys = jax.random.split(key, num_epochs)
-    rows = jax.vmap(lambda epoch_key: jax.random.permutation(epoch_key, batch_size))(epoch_keys)
+
+    def permutation(epoch_key: Array) -> Array:
+        return jax.random.permutation(epoch_key, batch_size)
+
+    rows = jax.vmap(permutation)(epoch_keys)
     return rows.reshape(num_epochs * num_mini_batches, batch_size // num_mini_batches)
 
 
@@ -178,8 +182,12 @@ def gradients(
 
     @jax.jit  # traced once, for the shapes of its results and for the loop
     def sums_of(micro_batch: tuple[Any, Any]) -> MiniBatchSums:
-        (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(params, *micro_batch)
-        return MiniBatchSums(value, grads, stats, jnp.sum(jax.tree.leaves(micro_batch[1])[0]))
+        rows, weights = micro_batch
+        loss_and_gradient = jax.value_and_grad(loss, has_aux=True)
+        (value, stats), grads = loss_and_gradient(params, rows, weights)
+        # Of `Weights` the first array is that of tokens; supervised losses have one array alone.
+        token_weights = jax.tree.leaves(weights)[0]
+        return MiniBatchSums(value, grads, stats, jnp.sum(token_weights))
 
     def add(
         total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]],
@@ -198,10 +206,10 @@ def gradients(
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
         total = sums_of(first)
     else:
-        total, extremes_of_parts = jax.lax.scan(add_cut, _zeros(sums_of, first), micro_batches)
-        total = total._replace(
-            stats=total.stats | _extremes(extremes_of_parts, partial(jnp.max, axis=0))
-        )
+        zeros = _zeros(sums_of, first)
+        total, extremes_of_parts = jax.lax.scan(add_cut, zeros, micro_batches)
+        extremes = _extremes(extremes_of_parts, partial(jnp.max, axis=0))
+        total = total._replace(stats=total.stats | extremes)
     # Least and largest are no sums: taken before the sum over devices, and put back after it.
     extremes = _extremes(total.stats, partial(ops.global_max, axis_name=axis_name))
     total = partition.total(total, axis_name)
@@ -210,14 +218,19 @@ def gradients(
 
 def _extremes(stats: Stats, largest: Callable[[Array], Array]) -> Stats:
     """Return the statistics that are not sums, each reduced by a function that gives the largest of several."""
-    minima = {name: -largest(-x) for name, x in stats.items() if name.startswith("min_")}
-    maxima = {name: largest(x) for name, x in stats.items() if name.startswith("max_")}
-    return minima | maxima
+    extremes: Stats = {}
+    for name, x in stats.items():
+        if name.startswith("min_"):
+            extremes[name] = -largest(-x)
+        elif name.startswith("max_"):
+            extremes[name] = largest(x)
+    return extremes
 
 
 def _zeros(function: Callable[..., MiniBatchSums], *args: Any) -> MiniBatchSums:
     """Return zeros in the shapes of what `function` returns."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *args))
+    shapes = jax.eval_shape(function, *args)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def norms(grads: Params, axis_name: Axes = None) -> Stats:
@@ -308,7 +321,8 @@ def update(
 
     # A scan and no Python loop: the program is as large for
     # sixteen steps as for one, and nothing waits for the host.
-    (new_state, _), outcomes = jax.lax.scan(step, (state, jnp.bool_(False)), mini_batches)
+    start = (state, jnp.bool_(False))
+    (new_state, _), outcomes = jax.lax.scan(step, start, mini_batches)
     stats = _averages(outcomes) | _lr(state, rates)
     stats["policy/nonfinite_steps"] = jnp.sum(outcomes.is_bad, dtype=jnp.int32)
     stats["policy/skipped_steps"] = jnp.sum(outcomes.is_skipped, dtype=jnp.int32)
@@ -316,8 +330,10 @@ def update(
     if controls is not None:
         # Where no token counted, the batch had no score, and
         # `make_trajectories` has counted it as bad already.
-        if_not_bad = jnp.where(jnp.any(outcomes.has_tokens), 0, controls.bad_updates)
-        bad_updates = jnp.where(jnp.any(outcomes.is_bad), controls.bad_updates + 1, if_not_bad)
+        any_bad = jnp.any(outcomes.is_bad)
+        any_tokens = jnp.any(outcomes.has_tokens)
+        if_not_bad = jnp.where(any_tokens, 0, controls.bad_updates)
+        bad_updates = jnp.where(any_bad, controls.bad_updates + 1, if_not_bad)
         controls = controls._replace(bad_updates=bad_updates)
         stats["policy/bad_updates"] = bad_updates
     return new_state._replace(step=state.step + 1, controls=controls), stats
@@ -337,16 +353,17 @@ def _averages(outcomes: _StepOutcome) -> Stats:
     """Average over the mini-batches that count, [S] -> []; NaN where none does."""
     counts = outcomes.counts
     any_counts = jnp.any(counts)
-    averages = {
-        name: jnp.where(any_counts, ops.masked_mean(values, counts), jnp.nan)
-        for name, values in outcomes.stats.items()
-    }
+    averages: Stats = {}
+    for name, values in outcomes.stats.items():
+        mean = ops.masked_mean(values, counts)
+        averages[name] = jnp.where(any_counts, mean, jnp.nan)
     if "val/ratio" not in averages:
         return averages
     # The first mini-batch has the weights that sampled: a ratio
     # of 1 and an approximate KL of 0, or something is wrong.
     for name in ("val/ratio", "policy/approxkl_avg"):
-        averages[f"{name}_first"] = jnp.where(counts[0], outcomes.stats[name][0], jnp.nan)
+        first = outcomes.stats[name][0]
+        averages[f"{name}_first"] = jnp.where(counts[0], first, jnp.nan)
     averages["val/ratio_var"] = ops.masked_var(outcomes.stats["val/ratio"], counts)
     return averages
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from jaxppo.config import (
+    DataConfig,
     EvaluateConfig,
     LoopConfig,
     RewardModelConfig,
@@ -208,6 +209,14 @@ def test_with_episodes_counts_completions_of_all_passes_unless_they_are_given(ch
     assert train.total_episodes == episodes
     assert train.num_updates == -(-episodes // 64)
     assert train.with_episodes(3) == train
+
+
+def test_a_setting_of_parts_holds_what_was_given_and_is_read_and_saved_with_the_defaults_of_the_others():
+    config = DataConfig(dataset="stream:ferry", stream_lengths=("rl=6-8",), sizes=("ferry=1-3", "ferry=1-2"))
+    assert config.stream_lengths == ("rl=6-8",)
+    assert flatten(config)["stream_lengths"] == ("train=1-10", "rl=6-8", "test_longer=12-20")
+    assert (config.lengths_of("rl"), config.lengths_of("test")) == ("6-8", "1-10")
+    assert config.domain_sizes == ("ferry:1-2",)  # of a key that comes twice the last counts
 
 
 @pytest.mark.parametrize(

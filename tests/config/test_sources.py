@@ -223,7 +223,7 @@ def test_write_yaml_is_read_back_by_config_as_the_same_configuration(tmp_path, c
     # Where a run writes and where its values came from is not part of what it computes.
     forget = {"preset": None, "config": None, "output_dir": None}
     assert made.run.output_dir == "1e5" and back.run.output_dir is None
-    assert replace(back, **forget) == replace(made, **forget)
+    assert flatten(back) | forget == flatten(made) | forget
 
 
 def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top_and_leaves_secrets_out(tmp_path):
@@ -331,7 +331,7 @@ def test_a_file_of_an_older_version_is_read_or_refused_by_name(tmp_path):
 def test_a_flag_of_several_parts_changes_those_that_it_names(tmp_path, sizes):
     given = yaml_file(tmp_path, f"preset: tiny\nsizes: {sizes}\n")
     data = parse("--config", given, "--sizes", "rl=4:6", "--seed", "1", "--sizes=test_longer=5:8").data
-    assert data.sizes == ("train=3:2000,4:6000,5:24000", "rl=4:6", "test=4:5", "test_longer=5:8")
+    assert flatten(data)["sizes"] == ("train=3:2000,4:6000,5:24000", "rl=4:6", "test=4:5", "test_longer=5:8")
 
 
 def test_a_mapping_is_json_on_the_command_line_and_a_mapping_in_a_file_and_survives_both_ways(tmp_path):

@@ -27,7 +27,7 @@ from jaxppo.planning.datasets.runs import (
     settings_of,
     show_report,
 )
-from jaxppo.planning.datasets.terminal import Progress, Terminal
+from jaxppo.planning.datasets.terminal import ProgressBar, Terminal
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.solve.planners import PlanTask, find_plans, planner_version
@@ -222,7 +222,7 @@ def _solve(
     config: BuildConfig,
     batch: Sequence[tuple[SplitBuilder, Candidate]],
     builders: Sequence[SplitBuilder],
-    progress: Progress,
+    progress: ProgressBar,
 ) -> None:
     """Let the planners solve a batch, and the splits take what fits."""
     # The id has no part in the plan: results are kept in a file by the text of the problem.

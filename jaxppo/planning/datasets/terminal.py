@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """What `Terminal.progress` gives to the loop."""
 
     def update(self, step: int, **fields: Any) -> None:
@@ -32,6 +32,6 @@ class Terminal(Protocol):
 
     def progress(
         self, total: int, description: str, start: int = 0, unit: str = "update"
-    ) -> AbstractContextManager[Progress]:
+    ) -> AbstractContextManager[ProgressBar]:
         """Show a bar while the block runs, from `start` to `total`; `unit` is what is counted."""
         ...

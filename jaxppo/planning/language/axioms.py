@@ -90,6 +90,7 @@ def _uses(rules: Iterable[Rule], derived: Container[str]) -> frozenset[tuple[str
 
 def _used_by(name: str, uses: _Uses) -> set[str]:
     """Return the derived predicates that a derived predicate depends on, directly or not."""
+    # Without the predicate itself, which is in the result only where it depends on itself.
     used: set[str] = set()
     waiting = [name]
     while waiting:

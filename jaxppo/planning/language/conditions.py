@@ -127,6 +127,7 @@ def predicates_in(condition: Condition, positive: bool = True) -> Iterator[tuple
         case Negation(part):
             yield from predicates_in(part, not positive)
         case Implication(left, right):
+            # It is `(or (not left) right)`, so what makes the left side true hurts.
             yield from predicates_in(left, not positive)
             yield from predicates_in(right, positive)
         case Quantified(body=body):

@@ -11,7 +11,7 @@ from jaxppo.planning.language.domain import read_domain
 from jaxppo.planning.language.problem import read_problem
 from jaxppo.planning.language.scope import Atom, Parameter, Scope, Types, UnsupportedPddlError
 from jaxppo.planning.language.sexpr import read_form
-from jaxppo.planning.language.task import ActionSchema, Domain, Metric, Problem
+from jaxppo.planning.language.task import ActionSchema, Domain, Problem, ProblemMetric
 
 __all__ = [
     "ActionSchema",
@@ -19,9 +19,9 @@ __all__ = [
     "Condition",
     "Domain",
     "Literal",
-    "Metric",
     "Parameter",
     "Problem",
+    "ProblemMetric",
     "Types",
     "UnsupportedPddlError",
     "parse_domain",

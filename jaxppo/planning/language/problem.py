@@ -24,7 +24,7 @@ from jaxppo.planning.language.scope import (
     read_name,
 )
 from jaxppo.planning.language.sexpr import Node
-from jaxppo.planning.language.task import Domain, Metric, Problem, has_quantifiers
+from jaxppo.planning.language.task import Domain, Problem, ProblemMetric, has_quantifiers
 
 _ONCE = frozenset({":domain", ":objects", ":init", ":goal", ":metric"})
 _SECTIONS = _ONCE | {":requirements", ":length"}
@@ -154,10 +154,10 @@ def _read_goal(sections: Sequence[list[Node]], scope: Scope) -> tuple[Condition,
     return read_conjuncts(sections[0][1], scope)
 
 
-def _read_metric(sections: Sequence[list[Node]], scope: Scope) -> Metric | None:
+def _read_metric(sections: Sequence[list[Node]], scope: Scope) -> ProblemMetric | None:
     if not sections:
         return None
     section = sections[0]
     if len(section) != 3 or section[1] not in ("minimize", "maximize"):
         scope.fail(section, "'(:metric minimize expression)' or '(:metric maximize expression)'")
-    return Metric(str(section[1]), read_expression(section[2], scope, in_metric=True))
+    return ProblemMetric(str(section[1]), read_expression(section[2], scope, in_metric=True))

@@ -83,7 +83,7 @@ class Domain:
         return any(not self.ancestors[name].isdisjoint(argument_types) for name in types)
 
 
-class Metric(NamedTuple):
+class ProblemMetric(NamedTuple):
     """The expression that a plan should minimize or maximize; validity does not depend on it."""
 
     direction: str
@@ -112,7 +112,7 @@ class Problem:
     init_order: tuple[Atom, ...]
     conditions: tuple[Condition, ...]
     values: Mapping[Atom, float]
-    metric: Metric | None = None
+    metric: ProblemMetric | None = None
 
     @property
     def goal(self) -> tuple[Literal, ...]:
@@ -161,6 +161,7 @@ def compares_numbers(problem: Problem) -> bool:
 _NONE: frozenset[str] = frozenset()
 
 
+# Both are asked for each problem, and a data set has few domains.
 @lru_cache(maxsize=256)
 def _domain_compares_numbers(domain: Domain) -> bool:
     return any(is_fallible(condition, _NONE) for condition in _conditions_of(domain))

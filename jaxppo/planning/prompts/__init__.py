@@ -83,8 +83,10 @@ def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> 
     if start == 0:
         return plan
     # Places of the whole text, not of the part that was read.
-    spans = tuple((first + start, last + start) for first, last in plan.spans)
-    return replace(plan, spans=spans)
+    spans = []
+    for span_start, span_end in plan.spans:
+        spans.append((span_start + start, span_end + start))
+    return replace(plan, spans=tuple(spans))
 
 
 def prompt_after(earlier_prompt: str, prompt: str, style: str) -> str:

@@ -32,7 +32,9 @@ def plan_span(text: str) -> Span:
     start = _after_thinking(text)
     # With tags that are not those of one thinking part, all
     # of the text is the plan, and cannot be read as one.
-    return (0, len(text)) if start is None else _marked(text, start)
+    if start is None:
+        return 0, len(text)
+    return _marked(text, start)
 
 
 def _after_thinking(text: str) -> int | None:
@@ -55,7 +57,8 @@ def _marked(text: str, start: int) -> Span:
     marks = list(islice(_MARK.finditer(text, start), 3))
     if len(marks) == 2:
         first, second = marks
-        if _PAIRS.get(first[0].lower()) == second[0].lower():
+        closing_mark = _PAIRS.get(first[0].lower())
+        if second[0].lower() == closing_mark:
             return first.end(), second.start()
         if first[0] == second[0] == _FENCE:
             return _fenced(text, start, first.span(), second.span())
@@ -79,6 +82,8 @@ def _fenced(text: str, start: int, first: Span, second: Span) -> Span:
         + text[block_end : second[0]]
         + text[second[1] : second_line_end]
     )
-    if around_fences.strip(" \t\r") or not _LANGUAGE.fullmatch(text, first[1], block_start - 1):
-        return start, len(text)
-    return block_start, block_end
+    # A fence within a line is no end of a block: only the name of a language may stand beside one.
+    stand_alone = not around_fences.strip(" \t\r")
+    if stand_alone and _LANGUAGE.fullmatch(text, first[1], block_start - 1):
+        return block_start, block_end
+    return start, len(text)

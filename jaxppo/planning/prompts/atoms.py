@@ -28,8 +28,9 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
     require_facts_alone(problem)
     init = " ; ".join(map(" ".join, problem.init_order))
     goal = " ; ".join(map(_literal_words, problem.goal))
+    parts = ["<init>", init, "<goal>", goal, "<plan>"]
     # An empty part must not leave two blanks.
-    return " ".join(part for part in ("<init>", init, "<goal>", goal, "<plan>") if part)
+    return " ".join(part for part in parts if part)
 
 
 def require_facts_alone(problem: Problem) -> None:
@@ -43,7 +44,8 @@ def require_facts_alone(problem: Problem) -> None:
 
 
 def _literal_words(literal: Literal) -> str:
-    return " ".join(literal.atom if literal.positive else ("not", *literal.atom))
+    words = " ".join(literal.atom)
+    return words if literal.positive else f"not {words}"
 
 
 def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:
@@ -64,12 +66,18 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
         end = position + len(step)
         if _BLANK.fullmatch(step):
             # An empty step is to be blamed on the `;` after it.
-            spans.append((end, min(end + 1, len(text))))
+            semicolon_end = min(end + 1, len(text))
+            spans.append((end, semicolon_end))
         else:
             spans.append(trimmed(text, position, end))
         position = end + 1
         if not _STEP.fullmatch(step):
-            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
+            return ParsedPlan(
+                tuple(actions),
+                error=PlanError.SYNTAX,
+                error_step=len(actions) + 1,
+                spans=tuple(spans),
+            )
         actions.append(tuple(step.lower().split()))
     return ParsedPlan(tuple(actions), spans=tuple(spans))
 

@@ -70,16 +70,20 @@ def _parts(problem: Problem) -> Iterator[tuple[str, Atom]]:
     chains: list[Atom] = []
     facts_without_goal: list[Atom] = []
     for fact in _facts(problem):
+        predicate, *arguments = fact
         # More arguments than its predicate has: several facts as one.
-        if len(fact) - 1 > len(problem.domain.predicates[fact[0]]):
+        if len(arguments) > len(problem.domain.predicates[predicate]):
             chains.append(fact)
         elif fact not in reached_goals:
             facts_about.get(_subject(fact), facts_without_goal).append(fact)
     for fact in (*chains, *_connected(facts_without_goal)):
         yield _INIT, fact
     for literal in problem.goal:
-        mark = _KEPT if (literal.atom in problem.init) == literal.positive else _GOAL
-        yield mark if literal.positive else f"{mark} not", literal.atom
+        is_reached = (literal.atom in problem.init) == literal.positive
+        mark = _KEPT if is_reached else _GOAL
+        if not literal.positive:
+            mark += " not"
+        yield mark, literal.atom
         for name in literal.atom[1:2]:
             # Only after its first goal: an object may have several.
             for fact in facts_about.pop(name, ()):
@@ -100,9 +104,12 @@ def _connected(facts: Iterable[Atom]) -> Iterator[Atom]:
     facts_of: dict[str, list[Atom]] = {}
     for fact in facts:
         facts_of.setdefault(_subject(fact), []).append(fact)
-    for subject_facts in facts_of.values():
+    predicates_of: dict[str, list[str]] = {}
+    for subject, subject_facts in facts_of.items():
+        # By the predicate alone: Python's sort keeps the order of the text between equals.
         subject_facts.sort(key=lambda fact: fact[0])
-    subjects = sorted(facts_of, key=lambda subject: [fact[0] for fact in facts_of[subject]])
+        predicates_of[subject] = [fact[0] for fact in subject_facts]
+    subjects = sorted(facts_of, key=predicates_of.__getitem__)
     mentioned_by: dict[str, list[str]] = {}
     for subject in subjects:
         for name in dict.fromkeys(_mentioned(facts_of[subject])):
@@ -114,9 +121,10 @@ def _connected(facts: Iterable[Atom]) -> Iterator[Atom]:
         yield from subject_facts
         neighbours: list[str] = []
         for name in _mentioned(subject_facts):
-            neighbours += [
-                subject for subject in (name, *mentioned_by[name]) if subject in facts_of
-            ]
+            for neighbour in (name, *mentioned_by[name]):
+                # What was written already is no longer in `facts_of`.
+                if neighbour in facts_of:
+                    neighbours.append(neighbour)
         stack += neighbours[::-1]
 
 
@@ -129,9 +137,10 @@ def _mentioned(facts: Iterable[Atom]) -> list[str]:
 
 def _mentions(problem: Problem) -> Iterator[tuple[str, str, int]]:
     """Yield object, predicate and place for every place of the facts and goals."""
-    for atom in (*problem.init_order, *(literal.atom for literal in problem.goal)):
-        for place, name in enumerate(atom[1:]):
-            yield name, atom[0], place
+    goal_atoms = [literal.atom for literal in problem.goal]
+    for predicate, *names in (*problem.init_order, *goal_atoms):
+        for place, name in enumerate(names):
+            yield name, predicate, place
 
 
 def _open_types(problem: Problem) -> dict[str, str]:
@@ -140,9 +149,10 @@ def _open_types(problem: Problem) -> dict[str, str]:
     if not domain.typed:
         return {}
     # Each mention leaves the types that are allowed at its place.
-    possible_types = {
-        name: {*domain.ancestors} for name in problem.objects if name not in domain.constants
-    }
+    possible_types: dict[str, set[str]] = {}
+    for name in problem.objects:
+        if name not in domain.constants:
+            possible_types[name] = set(domain.ancestors)
     for name, predicate, place in _mentions(problem):
         if name in possible_types:
             allowed = domain.predicates[predicate][place]
@@ -153,8 +163,9 @@ def _open_types(problem: Problem) -> dict[str, str]:
             }
     open_types: dict[str, str] = {}
     for name, types in possible_types.items():
-        if not types <= {*problem.objects[name]}:
-            open_types[name] = (problem.objects[name] or ("object",))[0]
+        declared_types = problem.objects[name]
+        if not types <= set(declared_types):
+            open_types[name] = declared_types[0] if declared_types else "object"
     return open_types
 
 
@@ -167,21 +178,28 @@ def _facts(problem: Problem) -> list[Atom]:
     kinds_by_place = _implied_kinds(problem.domain)
     implied: set[Atom] = set()
     for name, predicate, place in _mentions(problem):
-        implied |= {(kind, name) for kind in kinds_by_place.get((predicate, place), ())}
+        for kind in kinds_by_place.get((predicate, place), ()):
+            implied.add((kind, name))
     untrue = sorted(implied - problem.init)
     if untrue:
-        message = f"expected the fact ({' '.join(untrue[0])}), which this style takes other facts to imply, got none"
+        missing = " ".join(untrue[0])
+        message = (
+            f"expected the fact ({missing}), which this style takes other facts to imply, got none"
+        )
         raise UnsupportedPddlError(f"problem {problem.name}", 1, message)
     # As the keys of a dictionary: without repetitions, in order.
     facts = dict.fromkeys(atom for atom in problem.init_order if atom not in implied)
     for predicate in _fixed_predicates(problem.domain, arity=2):
         pairs = [(atom[1], atom[2]) for atom in facts if atom[0] == predicate]
         chain = _chain(pairs)
-        if chain:
-            # It stands where the first of its pairs stood.
-            facts = dict.fromkeys(
-                (predicate, *chain) if atom[0] == predicate else atom for atom in facts
-            )
+        if not chain:
+            continue
+        # The chain takes the place of each of its pairs, and so stands where the first of them stood.
+        facts_with_chain: dict[Atom, None] = {}
+        for atom in facts:
+            fact = (predicate, *chain) if atom[0] == predicate else atom
+            facts_with_chain[fact] = None
+        facts = facts_with_chain
     return list(facts)
 
 
@@ -192,15 +210,20 @@ def _chain(pairs: Sequence[tuple[str, str]]) -> list[str]:
     n_followers = Counter(first for first, _ in pairs)
     names: set[str] = set().union(*pairs)
     chain = sorted(names, key=n_followers.__getitem__, reverse=True)
-    return chain if {*pairs} == {*combinations(chain, 2)} else []
+    # Only if each object is followed by all after it: in another
+    # relation the counts would give an order, too, and a wrong one.
+    is_order = set(pairs) == set(combinations(chain, 2))
+    return chain if is_order else []
 
 
 def _fixed_predicates(domain: Domain, arity: int) -> list[str]:
     """List the predicates of so many arguments that no action changes."""
     fixed = domain.predicates.keys() - changing(domain) - domain.rules.keys()
-    return [
-        name for name, places in domain.predicates.items() if name in fixed and len(places) == arity
-    ]
+    names = []
+    for name, places in domain.predicates.items():
+        if name in fixed and len(places) == arity:
+            names.append(name)
+    return names
 
 
 @lru_cache(maxsize=256)
@@ -211,24 +234,27 @@ def _implied_kinds(domain: Domain) -> Mapping[tuple[str, int], frozenset[str]]:
     changes `(at ?x ?y)` also asks for `(ball ?x)`, then in any problem that makes sense the first object of `at` is a
     ball, and `(ball b1)` beside `(at b1 room)` says nothing new.
     """
-    kinds = {*_fixed_predicates(domain, arity=1)}
+    kinds = set(_fixed_predicates(domain, arity=1))
     implied: dict[tuple[str, int], frozenset[str]] = {}
     for schema in domain.actions.values():
-        required = [
-            part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive
-        ]
+        required: list[Atom] = []
+        for condition in schema.precondition:
+            if isinstance(condition, Literal) and condition.positive:
+                required.append(condition.atom)
         kinds_of_variable: dict[str, set[str]] = {}
-        for atom in required:
-            if atom[0] in kinds:
-                kinds_of_variable.setdefault(atom[1], set()).add(atom[0])
+        for predicate, *names in required:
+            if predicate in kinds:
+                (name,) = names
+                kinds_of_variable.setdefault(name, set()).add(predicate)
         changed: list[Atom] = []
         for effect in (schema, *schema.effects):
             changed += [*effect.add, *effect.delete]
-        for atom in (*required, *changed):
-            for place, name in enumerate(atom[1:]):
+        for predicate, *names in (*required, *changed):
+            for place, name in enumerate(names):
+                action_kinds = frozenset(kinds_of_variable.get(name, ()))
                 # A kind does not imply itself: one of its facts is left.
-                action_kinds = frozenset(kinds_of_variable.get(name, ())) - {atom[0]}
-                key = (atom[0], place)
+                action_kinds -= {predicate}
+                key = (predicate, place)
                 implied[key] = implied.get(key, action_kinds) & action_kinds
     return implied
 

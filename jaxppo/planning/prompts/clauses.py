@@ -62,7 +62,10 @@ class Clauses(NamedTuple):
             case Literal():
                 return self.literal(condition)
             case Junction(word, parts):
-                return f"({f' {word} '.join(map(self.condition, parts))})" if parts else "(nothing)"
+                if not parts:
+                    return "(nothing)"
+                joined = f" {word} ".join(map(self.condition, parts))
+                return f"({joined})"
             case Negation(part):
                 return f"{NOT} {self.condition(part)}"
             case Implication(left, right):
@@ -79,7 +82,8 @@ class Clauses(NamedTuple):
 
     def is_of(self, types: Types) -> str:
         """Write `is a truck`, also of one of several types."""
-        return f"is {' or '.join(self.phrases.kinds[name][0] for name in types)}"
+        kinds = [self.phrases.kinds[name][0] for name in types]
+        return f"is {' or '.join(kinds)}"
 
 
 def term(name: str) -> str:
@@ -95,16 +99,21 @@ def expression(value: Expression) -> str:
         # PDDL's `-` of one argument is the sign.
         if len(parts) == 1:
             return f"(- {parts[0]})"
-        return f"({f' {value.operator} '.join(parts)})"
+        joined = f" {value.operator} ".join(parts)
+        return f"({joined})"
     if is_number(value):
         return write_expression(value)
     # The one function that every domain with costs has gets words of its own.
     if value == (TOTAL_COST,):
         return "the total cost"
     name, *terms = value
-    return f"{name} of {listed(list(map(term, terms)))}" if terms else name
+    if not terms:
+        return name
+    return f"{name} of {listed(list(map(term, terms)))}"
 
 
 def update(change: Update) -> str:
     """Write a change of a number: `the total cost rises by 3`."""
-    return _UPDATES[change.operator].format(expression(change.function), expression(change.amount))
+    function = expression(change.function)
+    amount = expression(change.amount)
+    return _UPDATES[change.operator].format(function, amount)

@@ -66,8 +66,9 @@ def _domain_text(domain: Domain) -> str:
 
 
 def _rule(rule: Rule, clauses: Clauses) -> str:
-    atom = (rule.predicate, *(name for name, _ in rule.parameters))
-    return f"Always true: {clauses.atom(atom)} if {clauses.condition(rule.body)}."
+    variables = [name for name, _ in rule.parameters]
+    head = clauses.atom((rule.predicate, *variables))
+    return f"Always true: {head} if {clauses.condition(rule.body)}."
 
 
 def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
@@ -83,7 +84,13 @@ def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
     sentences = [f"You can {phrase}, where {listed(kinds)}." if kinds else f"You can {phrase}."]
     if schema.precondition:
         sentences.append(f"Needed: {_joined(map(clauses.condition, schema.precondition))}.")
-    unconditional = Effect((), (), list(schema.add), list(schema.delete), list(schema.updates))
+    unconditional = Effect(
+        parameters=(),
+        conditions=(),
+        add=list(schema.add),
+        delete=list(schema.delete),
+        updates=list(schema.updates),
+    )
     sentences += _results(unconditional, clauses)
     for effect in schema.effects:
         sentences += _conditional(effect, clauses)
@@ -123,7 +130,8 @@ def _objects(problem: Problem) -> str:
         is_plural = len(names) > 1
         # The phrases of a type are for one and for several, in this order.
         words = " and ".join(kinds[name][is_plural] for name in types)
-        clauses.append(f"{listed(names)} {'are' if is_plural else 'is'} {words or 'of no kind'}")
+        verb = "are" if is_plural else "is"
+        clauses.append(f"{listed(names)} {verb} {words or 'of no kind'}")
     return _joined(clauses)
 
 
@@ -155,10 +163,14 @@ def vocabulary(domain_pddls: Iterable[str], names: Iterable[str]) -> set[str]:
         phrases = phrases_of(domain)
         for pair in phrases.kinds.values():
             texts += pair
-        texts += [_domain_text(domain), *phrases.predicates.values(), *phrases.actions.values()]
+        texts.append(_domain_text(domain))
+        texts += phrases.predicates.values()
+        texts += phrases.actions.values()
         texts += ["is are", *domain.constants]
+    words = {*SPECIAL_WORDS, *names}
+    words.update(*map(split_words, texts))
     # The places in the frames are no words.
-    return {*SPECIAL_WORDS, *names}.union(*map(split_words, texts)) - {"{}"}
+    return words - {"{}"}
 
 
 NL = PromptStyle(

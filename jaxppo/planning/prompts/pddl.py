@@ -39,12 +39,16 @@ def _domain_text(domain_pddl: str) -> str:
 
 
 def _definition(head: str, sections: Iterable[Node]) -> str:
-    lines = [f"(define {head}", *(f"  {_write(section)}" for section in sections)]
+    lines = [f"(define {head}"]
+    for section in sections:
+        lines.append(f"  {_write(section)}")
     return "\n".join(lines) + ")"
 
 
 def _write(node: Node) -> str:
-    return node if isinstance(node, str) else f"({' '.join(map(_write, node))})"
+    if isinstance(node, str):
+        return node
+    return f"({' '.join(map(_write, node))})"
 
 
 def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:

@@ -44,12 +44,17 @@ def _arguments(word: str, count: int) -> str:
     """Write ` on {0}, {1} and {2}`, a phrase's places for its arguments."""
     if not count:
         return ""
-    return f"{word} {listed([f'{{{place}}}' for place in range(count)])}"
+    places = [f"{{{place}}}" for place in range(count)]
+    return f"{word} {listed(places)}"
 
 
 @cache
 def _own_phrases() -> Mapping[Hashable, Phrases]:
-    return {_signature(parse_domain(domain.pddl)): domain.phrases for domain in DOMAINS.values()}
+    phrases_by_signature: dict[Hashable, Phrases] = {}
+    for domain in DOMAINS.values():
+        signature = _signature(parse_domain(domain.pddl))
+        phrases_by_signature[signature] = domain.phrases
+    return phrases_by_signature
 
 
 def _signature(domain: Domain) -> Hashable:

@@ -29,9 +29,11 @@ _BLANK = " \t\r\n"
 Places = tuple[int, ...]
 """Which words of a sentence."""
 
+ActionsByWords = dict[tuple[str, ...], tuple[str, Places]]
+"""The words that are no arguments, to the action and the places of its arguments."""
 
-Templates = dict[int, dict[Places, dict[tuple[str, ...], tuple[str, Places]]]]
-"""Number of words, places of those that are no arguments, and these words, to the action and its arguments' places."""
+Templates = dict[int, dict[Places, ActionsByWords]]
+"""Number of words, and places of those that are no arguments, to the actions with sentences of this shape."""
 
 
 def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
@@ -44,7 +46,8 @@ def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
     phrases = phrases_of(domain).actions
     lines = []
     for name, *arguments in actions:
-        if name not in phrases or len(arguments) != len(domain.actions[name].parameters):
+        is_known = name in phrases and len(arguments) == len(domain.actions[name].parameters)
+        if not is_known:
             message = f"expected actions of the domain {domain.name}, got '{name}' of {len(arguments)} argument(s)"
             raise DataError(f"plan: {message}")
         lines.append(f"{phrases[name].format(*arguments)}.")
@@ -63,17 +66,29 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
     # `lower` keeps the length of readable characters, which
     # are ASCII, so places in it are places in the text.
     for sentence in sentences:
-        spans.append(trimmed(text, position, position + len(sentence) + 1))
-        position += len(sentence) + 1
-        action = _read_sentence(sentence.replace(",", " , ").split(), templates)
+        end = position + len(sentence) + 1  # after the full stop
+        spans.append(trimmed(text, position, end))
+        position = end
+        words = sentence.replace(",", " , ").split()
+        action = _read_sentence(words, templates)
         if action is None:
-            return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
+            return _unreadable(actions, spans)
         actions.append(action)
     # Every sentence ends with a full stop: words after the last one are a step that cannot be read.
     if remainder.strip(_BLANK) or len(readable) < len(text):
         spans.append(rest_of_line(text, position))
-        return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
+        return _unreadable(actions, spans)
     return ParsedPlan(tuple(actions), spans=tuple(spans))
+
+
+def _unreadable(actions: Sequence[Action], spans: Sequence[Span]) -> ParsedPlan:
+    """Return the steps before one that cannot be read, whose place is the last of `spans`."""
+    return ParsedPlan(
+        tuple(actions),
+        error=PlanError.SYNTAX,
+        error_step=len(actions) + 1,
+        spans=tuple(spans),
+    )
 
 
 def _read_sentence(words: Sequence[str], templates: Templates) -> Action | None:
@@ -98,9 +113,15 @@ def _templates_of(domain_pddl: str) -> Templates:
     templates: Templates = {}
     for name, phrase in phrases_of(parse_domain(domain_pddl)).actions.items():
         words, argument_places = template(phrase)
-        fixed_places = tuple(place for place in range(len(words)) if place not in argument_places)
-        actions = templates.setdefault(len(words), {}).setdefault(fixed_places, {})
-        actions[tuple(words[place] for place in fixed_places)] = (name, argument_places)
+        fixed_places = []
+        fixed_words = []
+        for place, word in enumerate(words):
+            if place not in argument_places:
+                fixed_places.append(place)
+                fixed_words.append(word)
+        shapes = templates.setdefault(len(words), {})
+        actions = shapes.setdefault(tuple(fixed_places), {})
+        actions[tuple(fixed_words)] = (name, argument_places)
     return templates
 
 

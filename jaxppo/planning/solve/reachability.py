@@ -13,7 +13,7 @@ from jaxppo.planning.language.conditions import Binding, Literal, bound_atom
 from jaxppo.planning.language.parse import Atom, Parameter, Problem, UnsupportedPddlError
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import ActionSchema, check_action
-from jaxppo.planning.validate.ground import NEVER, Step
+from jaxppo.planning.validate.ground import NEVER, GroundStep
 from jaxppo.planning.validate.grounding import Grounder
 
 MAX_BINDINGS = 1_000_000
@@ -47,25 +47,32 @@ class _Join(NamedTuple):
     free: tuple[Parameter, ...]
 
 
+_FactsByNames = dict[tuple[str, ...], list[Atom]]
+"""The names at some places of a predicate, to the facts that have them there."""
+
+
 class _ReachedFacts:
     """The facts reached so far, found by some of their arguments."""
 
     def __init__(self, patterns: Iterable[_Pattern]):
-        # Predicate to places to the names there to the facts:
-        # an index for each look-up that some join makes.
-        self._indexes: dict[str, dict[tuple[int, ...], dict[tuple[str, ...], list[Atom]]]] = {}
+        # Predicate to places to an index: one for each look-up that some join makes.
+        self._indexes: dict[str, dict[tuple[int, ...], _FactsByNames]] = {}
         for atom, places in patterns:
-            self._indexes.setdefault(atom[0], {})[places] = {}
+            indexes = self._indexes.setdefault(atom[0], {})
+            indexes[places] = {}
 
     def add(self, atom: Atom) -> None:
-        for places, groups in self._indexes.get(atom[0], {}).items():
-            groups.setdefault(tuple([atom[place] for place in places]), []).append(atom)
+        indexes = self._indexes.get(atom[0], {})
+        for places, index in indexes.items():
+            names = tuple([atom[place] for place in places])
+            index.setdefault(names, []).append(atom)
 
     def matching(self, pattern: _Pattern, binding: Binding) -> Sequence[Atom]:
         atom, places = pattern
+        index = self._indexes[atom[0]][places]
         # What is no variable is a constant, which stands for itself.
-        key = tuple([binding.get(atom[place], atom[place]) for place in places])
-        return self._indexes[atom[0]][places].get(key, ())
+        names = tuple([binding.get(atom[place], atom[place]) for place in places])
+        return index.get(names, ())
 
 
 class _Budget:
@@ -82,7 +89,7 @@ class _Budget:
             raise SearchLimitError(f"problem {self._problem_name}: {reason}")
 
 
-def reachable_steps(problem: Problem) -> dict[Action, Step]:
+def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
     """Find the steps whose preconditions can be reached when nothing is ever deleted.
 
     A queue of facts, to begin with those of the start. Each new fact triggers the joins whose precondition it fits; a
@@ -113,7 +120,7 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
     reached = _ReachedFacts(patterns)
     grounder = Grounder(problem)
     budget = _Budget(problem)
-    steps: dict[Action, Step] = {}
+    steps: dict[Action, GroundStep] = {}
     queue = list(problem.init_order)
     queued = set(queue)
 
@@ -140,10 +147,14 @@ def reachable_steps(problem: Problem) -> dict[Action, Step]:
             binding = None if join.trigger is None else _matched(join.trigger, fact, {})
             if binding is not None:
                 add_steps(join, binding)
-    return {action: steps[action] for action in sorted(steps) if NEVER not in steps[action].true}
+    possible_steps: dict[Action, GroundStep] = {}
+    for action in sorted(steps):
+        if NEVER not in steps[action].true:
+            possible_steps[action] = steps[action]
+    return possible_steps
 
 
-def _require_strips(problem: Problem, action: Action, step: Step) -> Step:
+def _require_strips(problem: Problem, action: Action, step: GroundStep) -> GroundStep:
     if step.extras is not None:
         if any(effect.condition is not True for effect in step.extras.effects):
             refuse(problem, f"conditional effects in '{action[0]}'")
@@ -154,16 +165,17 @@ def _require_strips(problem: Problem, action: Action, step: Step) -> Step:
 
 def _joins(schema: ActionSchema) -> Iterator[_Join]:
     """Make one join for each precondition that a new fact may fit; a schema without any is filled in by types alone."""
-    atoms = [
-        part.atom for part in schema.precondition if isinstance(part, Literal) and part.positive
-    ]
     # Equalities, and negative conditions, find no objects; grounding checks them.
-    atoms = [atom for atom in atoms if atom[0] != "="]
+    atoms: list[Atom] = []
+    for condition in schema.precondition:
+        if isinstance(condition, Literal) and condition.positive and condition.atom[0] != "=":
+            atoms.append(condition.atom)
     # Such a schema waits for no fact: it is filled in once, at the start.
     if not atoms:
         yield _Join(schema, None, (), schema.parameters)
     for number, trigger in enumerate(atoms):
-        patterns, bound = _in_order(atoms[:number] + atoms[number + 1 :], _variables(trigger))
+        other_atoms = atoms[:number] + atoms[number + 1 :]
+        patterns, bound = _in_order(other_atoms, _variables(trigger))
         free = tuple(parameter for parameter in schema.parameters if parameter.name not in bound)
         yield _Join(schema, trigger, patterns, free)
 
@@ -176,10 +188,12 @@ def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[tuple[_Pattern, ...],
     while atoms:
         atom = min(atoms, key=lambda candidate: len(_variables(candidate) - bound))
         atoms.remove(atom)
-        places = tuple(
-            place for place in range(1, len(atom)) if atom[place][0] != "?" or atom[place] in bound
-        )
-        patterns.append(_Pattern(atom, places))
+        places = []
+        for place, term in enumerate(atom[1:], 1):
+            is_variable = term[0] == "?"
+            if not is_variable or term in bound:
+                places.append(place)
+        patterns.append(_Pattern(atom, tuple(places)))
         bound = bound | _variables(atom)
     return tuple(patterns), bound
 
@@ -217,7 +231,8 @@ def _completed(
         return
     variables = [parameter.name for parameter in join.schema.parameters]
     free_variables = [parameter.name for parameter in join.free]
-    for objects in product(*(_objects(problem, parameter) for parameter in join.free)):
+    choices = [_objects(problem, parameter) for parameter in join.free]
+    for objects in product(*choices):
         budget.spend()
         bound = {**binding, **dict(zip(free_variables, objects, strict=True))}
         yield bound_atom((join.schema.name, *variables), bound)
@@ -227,6 +242,8 @@ def _objects(problem: Problem, parameter: Parameter) -> list[str]:
     domain = problem.domain
     if not domain.typed:
         return list(problem.objects)
-    return [
-        name for name, types in problem.objects.items() if domain.is_of_type(types, parameter.types)
-    ]
+    names = []
+    for name, types in problem.objects.items():
+        if domain.is_of_type(types, parameter.types):
+            names.append(name)
+    return names

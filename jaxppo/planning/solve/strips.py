@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.reachability import refuse
-from jaxppo.planning.validate.ground import Node, Step, sort_in
+from jaxppo.planning.validate.ground import GroundStep, Node, sort_in
 from jaxppo.planning.validate.grounding import Grounder
 
 
@@ -39,24 +39,34 @@ class StripsTask(NamedTuple):
     goal: int
 
 
-def compile_task(problem: Problem, steps: Mapping[Action, Step]) -> StripsTask | None:
+def compile_task(problem: Problem, steps: Mapping[Action, GroundStep]) -> StripsTask | None:
     """Number the facts that conditions ask for; None where the goal is out of reach."""
     goal_true, goal_false = _goal(problem)
-    added = frozenset[Atom]().union(*(step.add for step in steps.values()))
-    deleted = frozenset[Atom]().union(*(step.delete - step.add for step in steps.values()))
+    added: set[Atom] = set()
+    deleted: set[Atom] = set()
+    for step in steps.values():
+        added |= step.add
+        # An atom that a step deletes and adds holds after it.
+        deleted |= step.delete - step.add
     always_true = problem.init - deleted
     ever_true = problem.init | added
     if not goal_true <= ever_true or not always_true.isdisjoint(goal_false):
         return None
+    # A step that asks for the contrary of what always holds can never be taken.
     steps = {action: step for action, step in steps.items() if always_true.isdisjoint(step.false)}
     # What always holds, or never does, needs no bit.
     true_atoms = goal_true.union(*(step.true for step in steps.values())) - always_true
     false_atoms = goal_false.union(*(step.false for step in steps.values())) & ever_true
     # Sorted, so that the numbers, and with them the plan, do not depend on the order of a set.
-    number_if_true = {atom: number for number, atom in enumerate(sorted(true_atoms), 1)}
-    number_if_false = {
-        atom: number for number, atom in enumerate(sorted(false_atoms), 1 + len(number_if_true))
-    }
+    number_if_true: dict[Atom, int] = {}
+    number_if_false: dict[Atom, int] = {}
+    num_facts = 1  # with fact 0, which always holds
+    for atom in sorted(true_atoms):
+        number_if_true[atom] = num_facts
+        num_facts += 1
+    for atom in sorted(false_atoms):
+        number_if_false[atom] = num_facts
+        num_facts += 1
 
     def numbers(true: Iterable[Atom], false: Iterable[Atom]) -> tuple[int, ...]:
         """Number the facts that say that these atoms hold and those do not, as far as conditions ask for them."""
@@ -68,14 +78,13 @@ def compile_task(problem: Problem, steps: Mapping[Action, Step]) -> StripsTask |
     gives: list[tuple[int, ...]] = []
     keep: list[int] = []
     for step in steps.values():
-        # An atom that a step deletes and adds holds after it.
         removed = step.delete - step.add
         # A step that needs nothing needs fact 0, so that searches have no special case.
         needs.append(numbers(step.true, step.false) or (0,))
         gives.append(numbers(step.add, removed))
         # Where an atom becomes true, the fact that it is false goes.
         keep.append(~bits_of(numbers(removed, step.add)))
-    users: list[list[int]] = [[] for _ in range(1 + len(number_if_true) + len(number_if_false))]
+    users: list[list[int]] = [[] for _ in range(num_facts)]
     for number, facts in enumerate(needs):
         for fact in facts:
             users[fact].append(number)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.reachability import reachable_steps
-from jaxppo.planning.validate.ground import Step
+from jaxppo.planning.validate.ground import GroundStep
 
 State = frozenset[Atom]
 """The atoms that hold."""
@@ -53,5 +53,5 @@ class StateSpace:
         return all((literal.atom in state) is literal.positive for literal in self._goal)
 
 
-def _applies(step: Step, state: State) -> bool:
+def _applies(step: GroundStep, state: State) -> bool:
     return step.true <= state and step.false.isdisjoint(state)

@@ -96,11 +96,13 @@ def _structure(problem: Problem) -> _Structure:
     kinds = []
     for name, types in problem.objects.items():
         kinds.append(name if name in constants else f"? - {'|'.join(sorted(types))}")
-    facts = [_Fact(f"init {atom[0]}", _numbers(atom[1:], index)) for atom in problem.init_order]
+    facts = []
+    for predicate, *arguments in problem.init_order:
+        facts.append(_Fact(f"init {predicate}", _numbers(arguments, index)))
     if compares_numbers(problem):
-        for function, value in problem.values.items():
-            label = f"init {function[0]} = {write_expression(value)}"
-            facts.append(_Fact(label, _numbers(function[1:], index)))
+        for (function, *arguments), value in problem.values.items():
+            label = f"init {function} = {write_expression(value)}"
+            facts.append(_Fact(label, _numbers(arguments, index)))
     # A condition that the goal states twice counts once.
     for condition in dict.fromkeys(problem.conditions):
         facts.append(_goal_fact(condition, index))
@@ -111,8 +113,13 @@ def _structure(problem: Problem) -> _Structure:
         for _, _, arguments in number_occurrences:
             numbers.update(arguments)
         neighbours.append(frozenset(numbers))
-    twins = _twins(kinds, occurrences, neighbours)
-    return _Structure(tuple(kinds), tuple(facts), occurrences, tuple(neighbours), twins)
+    return _Structure(
+        kinds=tuple(kinds),
+        facts=tuple(facts),
+        occurrences=occurrences,
+        neighbours=tuple(neighbours),
+        twins=_twins(kinds, occurrences, neighbours),
+    )
 
 
 def _numbers(names: Iterable[str], index: Mapping[str, int]) -> tuple[int, ...]:
@@ -122,13 +129,18 @@ def _numbers(names: Iterable[str], index: Mapping[str, int]) -> tuple[int, ...]:
 def _goal_fact(condition: Condition, index: Mapping[str, int]) -> _Fact:
     if isinstance(condition, Literal):
         sign = "goal" if condition.positive else "goal not"
-        return _Fact(f"{sign} {condition.atom[0]}", _numbers(condition.atom[1:], index))
+        predicate, *arguments = condition.atom
+        return _Fact(f"{sign} {predicate}", _numbers(arguments, index))
     # Any other formula is one fact about the objects that it names, in their order; its label is
     # the text without them. Predicates, functions and types that are spelt like an object stay in
     # it: they stand where no object can.
     text = f"goal {write_condition(condition, {})}"
     names = [name for name in _OBJECT.findall(text) if name in index]
-    label = _OBJECT.sub(lambda match: "%" if match[0] in index else match[0], text)
+
+    def without_object(match: re.Match[str]) -> str:
+        return "%" if match[0] in index else match[0]
+
+    label = _OBJECT.sub(without_object, text)
     return _Fact(label, _numbers(names, index))
 
 
@@ -137,8 +149,9 @@ def _occurrences(facts: Iterable[_Fact], n_objects: int) -> tuple[tuple[_Occurre
     ranks = {label: rank for rank, label in enumerate(labels)}
     occurrences: list[list[_Occurrence]] = [[] for _ in range(n_objects)]
     for label, arguments in facts:
+        rank = ranks[label]
         for position, number in enumerate(arguments):
-            occurrences[number].append((ranks[label], position, arguments))
+            occurrences[number].append((rank, position, arguments))
     return tuple(map(tuple, occurrences))
 
 
@@ -155,17 +168,20 @@ def _twins(
     shapes = []
     for number, (kind, facts) in enumerate(zip(kinds, occurrences, strict=True)):
         masked = tuple(_replace_objects(facts, {number: -1}))
-        orbits.join(number, first_with.setdefault((kind, masked), number))
+        first_twin = first_with.setdefault((kind, masked), number)
+        orbits.join(number, first_twin)
         places = sorted((label, position) for label, position, _ in facts)
         shapes.append((kind, places))
     # Twins that share a fact, such as the two ends of a road: only neighbours can be such.
     for number, number_neighbours in enumerate(neighbours):
         for neighbour in number_neighbours:
-            if neighbour < number and shapes[neighbour] == shapes[number]:
-                swap = {number: neighbour, neighbour: number}
-                swapped = _replace_objects(occurrences[neighbour], swap)
-                if swapped == sorted(occurrences[number]):
-                    orbits.join(number, neighbour)
+            # Each pair once; and most pairs differ in shape already, which is compared faster than facts.
+            if neighbour >= number or shapes[neighbour] != shapes[number]:
+                continue
+            swap = {number: neighbour, neighbour: number}
+            swapped = _replace_objects(occurrences[neighbour], swap)
+            if swapped == sorted(occurrences[number]):
+                orbits.join(number, neighbour)
     return tuple(map(orbits.first, range(len(kinds))))
 
 
@@ -192,13 +208,17 @@ class _Orbits:
     def first(self, number: int) -> int:
         """Return the first object of a set."""
         while self._parents[number] != number:
-            self._parents[number] = number = self._parents[self._parents[number]]
+            # Leave out a parent on the way (path halving), so that chains do not grow long.
+            grandparent = self._parents[self._parents[number]]
+            self._parents[number] = grandparent
+            number = grandparent
         return number
 
     def join(self, number: int, image: int) -> None:
         """Make two sets one."""
-        firsts = self.first(number), self.first(image)
-        self._parents[max(firsts)] = min(firsts)
+        first = self.first(number)
+        image_first = self.first(image)
+        self._parents[max(first, image_first)] = min(first, image_first)
 
     def join_all(self, images: Iterable[int]) -> None:
         """Join each object with its image."""
@@ -301,7 +321,8 @@ class _Search:
     def _first_end(self, colouring: _Colouring) -> list[int]:
         """Return the colours at the end of the path that always takes the first branch."""
         while colouring.classes:
-            colouring = self._individualise(colouring, self._branches(colouring)[0])
+            first_branch = self._branches(colouring)[0]
+            colouring = self._individualise(colouring, first_branch)
         return colouring.colours
 
     def _branches(self, colouring: _Colouring) -> list[list[int]]:
@@ -419,10 +440,14 @@ def _text(structure: _Structure, colours: Sequence[int]) -> str:
     typed_names = []
     for kind, colour in zip(structure.kinds, colours, strict=True):
         typed_names.append(kind.replace("?", str(colour)))
-    objects = [name for _, name in sorted(zip(colours, typed_names, strict=True))]
+    objects = []
+    for _, typed_name in sorted(zip(colours, typed_names, strict=True)):
+        objects.append(typed_name)
     # Types stand with the objects; facts have the names alone.
     names = [typed_name.split(" ")[0] for typed_name in typed_names]
     facts = []
     for label, arguments in structure.facts:
-        facts.append(" ".join((label, *(names[number] for number in arguments))))
-    return "; ".join((", ".join(objects), *sorted(facts)))
+        argument_names = [names[number] for number in arguments]
+        facts.append(" ".join([label, *argument_names]))
+    facts.sort()
+    return "; ".join([", ".join(objects), *facts])

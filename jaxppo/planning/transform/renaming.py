@@ -24,6 +24,8 @@ OBFUSCATION_STYLES = ("random", "deceptive")
 _FIXED = RESERVED | {ROOT_TYPE, TOTAL_COST, TOTAL_TIME}
 # Nothing gets these names: those of BEYOND have a meaning in some places.
 _UNUSABLE = _FIXED | BEYOND
+# Where the objects of a problem are named.
+_SECTIONS_OF_OBJECTS = (":objects", ":init", ":goal", ":metric")
 # 26^8 words: a clash is drawn again, which hardly ever happens.
 _RANDOM_LETTERS = 8
 
@@ -92,7 +94,7 @@ def with_objects_renamed(problem_pddl: str, mapping: Mapping[str, str]) -> str:
     """
     form = read_form(problem_pddl, "<problem>")
     for number, section in enumerate(form):
-        if isinstance(section, list) and section[0] in (":objects", ":init", ":goal", ":metric"):
+        if isinstance(section, list) and section[0] in _SECTIONS_OF_OBJECTS:
             form[number] = _rename_terms(section, mapping)
     return write_definition(form)
 
@@ -171,7 +173,8 @@ def obfuscate(
     )
     nameable -= _FIXED
     # In the order of the texts, so that the same texts and `rng` give the same words.
-    words = list(dict.fromkeys([*_words(domain_form), *_words(problem_form), *plan_words]))
+    occurrences = chain(_words(domain_form), _words(problem_form), plan_words)
+    words = list(dict.fromkeys(occurrences))
     new_words = []
     for word in words:
         if word not in mapping and (word in nameable or word.startswith("?")):
@@ -191,7 +194,8 @@ def rename_plan(plan: Iterable[Action], mapping: Mapping[str, str]) -> tuple[Act
     """Rename the words of a plan; words that the mapping does not have stay."""
     renamed = []
     for action in plan:
-        renamed.append(tuple(mapping.get(word, word) for word in action))
+        words = [mapping.get(word, word) for word in action]
+        renamed.append(tuple(words))
     return tuple(renamed)
 
 
@@ -202,8 +206,13 @@ def inverse(mapping: Mapping[str, str]) -> dict[str, str]:
 
 def _declared_words(domain: Domain) -> set[str]:
     """Collect what a domain's text declares, beside its constants and variables."""
-    parents = chain.from_iterable(domain.types.values())
-    return {*domain.types, *parents, *domain.predicates, *domain.functions, *domain.actions}
+    words = set(domain.types)
+    # A type may be declared by standing after a `-` alone.
+    words.update(chain.from_iterable(domain.types.values()))
+    words.update(domain.predicates)
+    words.update(domain.functions)
+    words.update(domain.actions)
+    return words
 
 
 def _stated_domain(problem: Iterable[Node]) -> set[str]:
@@ -289,7 +298,11 @@ def _choose_words(
             states.append(name)
         else:
             nouns.append(name)
-    for group, vocabulary in ((verbs, VERBS), (states, STATES), (nouns, NOUNS)):
+    for group, vocabulary in (
+        (verbs, VERBS),
+        (states, STATES),
+        (nouns, NOUNS),
+    ):
         new_names = _ordinary_words(vocabulary, excluded, rng)
         mapping |= dict(zip(group, new_names, strict=False))
     return mapping
@@ -338,7 +351,9 @@ def _shuffled_objects(items: Sequence[Node], rng: random.Random) -> list[Node]:
     names: list[Node] = []
     for number, item in enumerate(items):
         if number and items[number - 1] == "-":
-            typed_lists.append([*_shuffled(names[:-1], rng), "-", item])
+            # The last of the names is the `-` itself.
+            shuffled_names = _shuffled(names[:-1], rng)
+            typed_lists.append([*shuffled_names, "-", item])
             names = []
         else:
             names.append(item)
@@ -373,7 +388,9 @@ def _write_section(section: Node) -> str:
     match section:
         case [":action", name, *parts]:
             lines = [f"(:action {_write(name)}"]
-            for key, part in zip(parts[::2], parts[1::2], strict=True):
-                lines.append(f"{_write(key)} {_write(part)}")
+            keys = parts[::2]
+            values = parts[1::2]
+            for key, value in zip(keys, values, strict=True):
+                lines.append(f"{_write(key)} {_write(value)}")
             return "\n    ".join(lines) + ")"
     return _write(section)

@@ -22,12 +22,22 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
     form = read_form(problem_pddl, "<problem>")
     for number, section in enumerate(form):
         if section[:1] == [":init"]:
-            # `(not ...)` may go: what is not stated does not hold anyway.
-            stated = [fact for fact in section[1:] if fact[:1] != ["not"]]
-            old_facts = {tuple(fact) for fact in stated if fact[:1] != ["="]}
-            # Values, which are no facts, stay.
-            remaining = [fact for fact in stated if fact[:1] == ["="] or tuple(fact) in facts]
-            new_facts: list[Node] = [list(fact) for fact in sorted(set(facts) - old_facts)]
+            remaining: list[Node] = []
+            old_facts: set[tuple[Node, ...]] = set()
+            for fact in section[1:]:
+                if fact[:1] == ["not"]:
+                    # It may go: what is not stated does not hold anyway.
+                    continue
+                if fact[:1] == ["="]:
+                    # Values, which are no facts, stay.
+                    remaining.append(fact)
+                    continue
+                old_facts.add(tuple(fact))
+                if tuple(fact) in facts:
+                    remaining.append(fact)
+            new_facts: list[Node] = []
+            for fact in sorted(set(facts) - old_facts):
+                new_facts.append(list(fact))
             form[number] = [":init", *remaining, *new_facts]
     return write_definition(form)
 

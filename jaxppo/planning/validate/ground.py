@@ -53,7 +53,7 @@ class Extras(NamedTuple):
     effects: tuple[GroundEffect, ...]
 
 
-class Step(NamedTuple):
+class GroundStep(NamedTuple):
     """An operator with its arguments filled in.
 
     Attributes:

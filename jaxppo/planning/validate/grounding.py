@@ -40,8 +40,8 @@ from jaxppo.planning.validate.ground import (
     GroundComparison,
     GroundEffect,
     GroundJunction,
+    GroundStep,
     Node,
-    Step,
     sort_in,
 )
 
@@ -91,7 +91,7 @@ class Grounder:
         """Begin to count the looks anew, for the next step, rules or goal."""
         self._num_looks = 0
 
-    def step(self, action: Action) -> Step:
+    def step(self, action: Action) -> GroundStep:
         """Fill in an operator."""
         self.start()
         schema = self._problem.domain.actions[action[0]]
@@ -116,7 +116,9 @@ class Grounder:
         extras = None
         if conditions or effects:
             extras = Extras(tuple(conditions), tuple(effects))
-        return Step(frozenset(true), frozenset(false), frozenset(delete), frozenset(add), extras)
+        return GroundStep(
+            frozenset(true), frozenset(false), frozenset(delete), frozenset(add), extras
+        )
 
     def condition(self, condition: Condition, binding: Binding, polarity: bool = True) -> Node:
         """Fill in a condition and simplify it, its negations pushed to the leaves.

@@ -28,7 +28,7 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import TOTAL_TIME
 from jaxppo.planning.language.task import check_action, compares_numbers
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-from jaxppo.planning.validate.ground import Extras, Node, Step
+from jaxppo.planning.validate.ground import Extras, GroundStep, Node
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.states import Rules, State
 
@@ -59,7 +59,7 @@ class _Task(NamedTuple):
     goal: _Goal
     grounder: Grounder
     rules: Rules
-    steps: dict[Action, Step]
+    steps: dict[Action, GroundStep]
     lock: Lock
 
 
@@ -198,7 +198,7 @@ def _run(task: _Task, state: State, actions: Sequence[Action]) -> _Stop | None:
     return None
 
 
-def _step(task: _Task, action: Action) -> Step:
+def _step(task: _Task, action: Action) -> GroundStep:
     """Fill in an operator, unless an earlier step, of this plan or of another, has done so."""
     step = task.steps.get(action)
     if step is None:

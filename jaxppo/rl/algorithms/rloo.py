@@ -24,7 +24,8 @@ def make_trajectories(
     """Estimate one advantage per completion."""
     # The KL is part of the reward before the baseline
     # is taken, so that it is compared within the group.
-    kl_of_completions = jnp.sum(jnp.where(sequences.completion_mask, kl, 0.0), axis=1)
+    token_kl = jnp.where(sequences.completion_mask, kl, 0.0)
+    kl_of_completions = jnp.sum(token_kl, axis=1)
     rewards = scores - kl_coef * kl_of_completions
     estimates = advantages.leave_one_out(rewards, config.rl.group_size, has_score)
     stats = advantages.describe(estimates, has_score, axis_name)

@@ -6,8 +6,8 @@ from jaxppo.errors import PddlError
 from jaxppo.planning.language.numeric import Update
 from jaxppo.planning.language.parse import (
     Literal,
-    Metric,
     Parameter,
+    ProblemMetric,
     UnsupportedPddlError,
     parse_domain,
     parse_problem,
@@ -52,7 +52,7 @@ def test_parse_problem_keeps_source_order():
     assert problem.init == frozenset(problem.init_order)
     assert problem.goal == (Literal(("in", "b1", "v"), True), Literal(("at", "v", "hub"), False))
     assert problem.values == {("length", "home", "hub"): 3.0, ("total-cost",): 0.0}
-    assert problem.metric == Metric("minimize", ("total-cost",))
+    assert problem.metric == ProblemMetric("minimize", ("total-cost",))
 
 
 def test_equal_texts_are_parsed_once_and_names_are_case_insensitive():
