@@ -193,6 +193,11 @@ class RLConfig:
         return ALGORITHMS[self.algorithm]
 
     @property
+    def has_reference(self) -> bool:
+        """Whether the policy is compared with the one at the start; without, no KL is measured."""
+        return self.kl_coef > 0
+
+    @property
     def has_full_kl(self) -> bool:
         """Whether the KL is the exact one over the vocabulary, for which models are compared at every token."""
         return self.kl_estimator == "full"

@@ -146,10 +146,10 @@ def scoring(config: TrainConfig, models: Models, shapes: Shapes) -> int:
     policy = forward(models.policy, size)
     reference = forward(models.policy._replace(adapter=0), size)
     total = policy if config.scores_policy else 0
-    if config.rl.kl_coef > 0:
+    if config.rl.has_reference:
         total += reference
         # The exact KL has passes of its own, as a program that keeps whole distributions.
-        if config.rl.kl_estimator == "full":
+        if config.rl.has_full_kl:
             total += policy + reference
     # Values have one, too, also where their head is on the policy's trunk.
     if config.rl.spec.needs_values:

@@ -81,7 +81,7 @@ def print_plan(
         rates, config.num_updates, parameters, supervised=False, use_peft=config.peft.use_peft
     ):
         console.warn(warning)
-    if rl.kl_coef == 0:
+    if not rl.has_reference:
         console.print("kl_coef 0: no reference, and no KL is measured")
 
 

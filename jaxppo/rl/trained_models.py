@@ -153,7 +153,7 @@ class TrainedModels:
             state: before the first update.
             policy: what the run starts from.
         """
-        if self._config.rl.kl_coef == 0:
+        if not self._config.rl.has_reference:
             return None
         if state.frozen is None:
             reference = models.for_training(self.trained[0], policy)
@@ -192,7 +192,7 @@ class TrainedModels:
         """
         arrays: dict[str, Any] = {f"{name} to train": tree for name, tree in state.params.items()}
         arrays["optimizer"] = state.opt_state
-        has_reference = self._config.rl.kl_coef > 0
+        has_reference = self._config.rl.has_reference
         if state.frozen is None:
             if has_reference:
                 arrays["reference"] = jax.eval_shape(self.reference, state, policy)
