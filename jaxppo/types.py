@@ -83,7 +83,7 @@ class Trajectories(NamedTuple):
 class Weights(NamedTuple):
     """Weights of entries in the means over a mini-batch: 0 where an entry does not count.
 
-    The sum is 1, except for `policy`, whose sum depends on `loss_type`.
+    The sum over a mini-batch is 1, or 0 where no entry counts; that of `policy` depends on `loss_type`.
     """
 
     tokens: Array  # [B, C] fp32, real tokens
@@ -184,4 +184,4 @@ class HostState(NamedTuple):
 
 
 PREFETCHED = {"rollout": Rollout, "sequences": Sequences, "outputs": ModelOutputs}
-"""Fields of a `Batch` that was sampled ahead: a checkpoint holds them."""
+"""What a checkpoint holds of a `Batch` that was sampled ahead, by field."""

@@ -512,11 +512,15 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
 
 
 def _without_aliases(args: list[str], config_class: type) -> list[str]:
-    flags = {f"--{alias}": f"--{name}" for alias, name in _aliases(config_class).items()}
+    names = _aliases(config_class)
     result = []
     for arg in args:
         flag, equals, value = arg.partition("=")
-        result.append(flags.get(flag, flag) + equals + value)
+        alias = flag[2:].replace("-", "_")
+        # Only flags: words of their values stay as they are.
+        if flag.startswith("--") and alias in names:
+            flag = f"--{names[alias]}"
+        result.append(flag + equals + value)
     return result
 
 

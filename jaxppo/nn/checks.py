@@ -19,6 +19,17 @@ def check_positive_int(name: str, value: Any) -> None:
         raise ModelError(f"{name}: expected an integer >= 1, got {value!r}")
 
 
+MAX_LAYERS = 256
+"""Programs that sample are as long as models are deep; published ones have at most 126 layers."""
+
+
+def check_num_layers(value: Any) -> None:
+    """Raise a `ModelError` unless a model may have so many layers."""
+    check_positive_int("num_hidden_layers", value)
+    if value > MAX_LAYERS:
+        raise ModelError(f"num_hidden_layers: expected {MAX_LAYERS} or fewer, got {value}")
+
+
 def check_bool(name: str, value: Any) -> None:
     """Raise a `ModelError` unless the value is true or false."""
     if type(value) is not bool:

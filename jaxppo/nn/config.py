@@ -9,6 +9,7 @@ from jaxppo.errors import ModelError
 from jaxppo.nn.checks import (
     check_at_least,
     check_bool,
+    check_num_layers,
     check_positive_int,
     check_token_id,
     check_token_ids,
@@ -31,9 +32,6 @@ SIZES = (
     "intermediate_size",
 )
 """Fields that no model can be built without; names of transformers, too."""
-
-MAX_LAYERS = 256
-"""Programs that sample are as long as models are deep; published ones have at most 126 layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +69,7 @@ class ModelConfig:
         # First the sizes: what follows divides by them.
         for name in (*SIZES, "max_position_embeddings"):
             check_positive_int(name, getattr(self, name))
-        if self.num_hidden_layers > MAX_LAYERS:
-            raise ModelError(
-                f"num_hidden_layers: expected {MAX_LAYERS} or fewer, got {self.num_hidden_layers}"
-            )
+        check_num_layers(self.num_hidden_layers)
         check_bool("tie_word_embeddings", self.tie_word_embeddings)
         for name in ("layer_norm_eps", "initializer_range"):
             check_at_least(0.0, name, getattr(self, name))

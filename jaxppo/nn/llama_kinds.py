@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
-from jaxppo.nn.checks import check_bool, check_choice, check_positive_int, check_present
+from jaxppo.nn.checks import (
+    check_bool,
+    check_choice,
+    check_num_layers,
+    check_positive_int,
+    check_present,
+)
 from jaxppo.nn.config import SIZES, ModelConfig
 from jaxppo.nn.layers import ACTIVATIONS
 from jaxppo.nn.rotary import PLAIN, Rope, rope_from_hf
@@ -133,7 +139,8 @@ class LlamaConfig(ModelConfig):
     @classmethod
     def derived_fields(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sizes of heads and the layers without rotary embedding that a kind has by itself."""
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+        check_num_layers(settings["num_hidden_layers"])
+        for name in ("hidden_size", "num_attention_heads"):
             check_positive_int(name, settings[name])
         num_layers = settings["num_hidden_layers"]
         num_heads = settings["num_attention_heads"]

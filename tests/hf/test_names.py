@@ -175,6 +175,7 @@ def test_gpt2_config_that_changed_is_written_with_its_own_names():
         (KIND["qwen3"], {"rope_theta": 1.0, "rope_scaling": YARN | {"rope_theta": 1.0}}, "rope_theta"),
         (KIND["qwen3"], {"rope_scaling": YARN | {"mscale": -1.0}}, "mscale"),
         (KIND["smollm3"], {"no_rope_layers": [1]}, "no_rope_layers"),
+        (KIND["smollm3"], {"num_hidden_layers": 10**12}, "num_hidden_layers: .*256"),
         (KIND["smollm3"], {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
     ],
 )

@@ -97,9 +97,11 @@ def test_an_evaluation_decodes_few_rows_of_a_wide_model_at_once_on_a_cpu():
     for name in ("cpu", "gpu"):
         with platform.compiling_for(platform.Platform(name, 2**34)):
             rows[name] = [memory.decoded_rows(model, 100, 20) for model in (NEOX, wide)]
-    assert rows["cpu"] == [rows["gpu"][0], 32] and rows["gpu"][1] == 665
+    assert rows["cpu"] == [rows["gpu"][0], 64] and rows["gpu"][1] == 665
     with platform.compiling_for(platform.Platform("cpu", 1000)):
         assert memory.decoded_rows(wide, 100, 20) == 1  # memory first
+    with platform.compiling_for(platform.Platform("cpu", None)):
+        assert [memory.decoded_rows(model, 100, 20) for model in (NEOX, wide)] == [None, 64]
 
 
 def test_bytes_of_logits_are_those_of_a_block_and_copies_those_of_a_cast_or_a_merge():
