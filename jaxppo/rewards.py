@@ -485,8 +485,14 @@ def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions
     """Call a function; where a completion makes it fail, score each by itself, so that only that one is lost."""
     try:
         return call(name, reward, completions)
-    except Exception:
-        return join_scores([call_row(name, reward, row) for row in completions.single_rows()])
+    except Exception as error:
+        scores = join_scores([call_row(name, reward, row) for row in completions.single_rows()])
+        # A function that always gives too few values fails on each alone, too: `expected 1 values,
+        # got 0` would say less of it than the count of the whole batch.
+        fails_on_all = all(isinstance(value, Failed) for value in scores.values)
+        if fails_on_all and isinstance(error, DataError):
+            scores = scores._replace(values=[Failed("errors", str(error)) for _ in scores.values])
+        return scores
 
 
 def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:

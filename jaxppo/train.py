@@ -307,8 +307,8 @@ def _carry_out(
     # A resumed run has it already: its model is no longer the one that was evaluated.
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
+        run.write_evals(evals)
     run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
-    run.write_evals(evals)
     if processes.is_first():
         write_tokenizer(run.folder, setup.tokenizer)
     run.console.stage(config.rl.algorithm.upper())

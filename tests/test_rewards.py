@@ -284,6 +284,14 @@ def test_on_error_costs_only_the_completions_that_fail(function, timeout_s, on_e
     assert scores.extras == {"shout": ["X", None, "ZZZ"]} | failed
 
 
+def test_too_few_values_are_counted_in_the_batch_though_each_completion_is_tried_alone():
+    scores = run_reward(lambda completions: [1.0] * (len(completions) - 1), on_error="skip")
+    (reasons,) = [reasons for name, reasons in scores.extras.items() if name.endswith("_failed")]
+    assert scores.values == [None] * 3 and all(
+        "expected 3 values" in reason and "got 2" in reason for reason in reasons
+    )
+
+
 def test_an_async_function_has_its_time_limit_for_every_completion():
     async def sleepy(completions):
         (text,) = completions

@@ -168,9 +168,15 @@ def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
     width = 0.76 / len(moments)
     for number, name in enumerate(moments):
         offset = (number - (len(moments) - 1) / 2) * width
-        evaluated = [split for split in splits if split in evals[name]]
-        places = [list(splits).index(split) + offset for split in evaluated]
-        rows = [_bar(evals[name][split]) for split in evaluated]
+        places = []
+        rows = []
+        for place, split in enumerate(splits):
+            row = _bar(evals[name][split]) if split in evals[name] else None
+            if row is not None:
+                places.append(place + offset)
+                rows.append(row)
+        if not rows:
+            continue
         values, below, above, texts = zip(*rows, strict=True)
         bars = axes.bar(
             places,
@@ -186,16 +192,24 @@ def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
     axes.set_xticks(range(len(splits)), labels)
     axes.set_xlim(-0.6, len(splits) - 0.4)
     axes.grid(axis="x", visible=False)
-    axes.legend(loc="upper right", ncols=len(moments), borderaxespad=0)
+    # Without a bar there is nothing to name.
+    if axes.patches:
+        axes.legend(loc="upper right", ncols=len(moments), borderaxespad=0)
 
 
-def _bar(result: Mapping[str, Any]) -> tuple[float, float, float, str]:
-    """Return the height of a bar, how far its interval reaches below and above it, and its text."""
+def _bar(result: Mapping[str, Any]) -> tuple[float, float, float, str] | None:
+    """Return the height of a bar, how far its interval reaches below and above it, and its text.
+
+    None where no completion has a score, or no row was judged.
+    """
+    measured = result["validity" if "validity" in result else "reward"]
+    if measured["n"] == 0:
+        return None
     if "validity" in result:
-        value, low, high = (100 * result["validity"][name] for name in ("rate", "low", "high"))
+        value, low, high = (100 * measured[name] for name in ("rate", "low", "high"))
         text = f"{value:.1f}"
     else:
-        value, low, high = (result["reward"][name] for name in ("mean", "low", "high"))
+        value, low, high = (measured[name] for name in ("mean", "low", "high"))
         text = f"{value:.2f}"
     if low is None:  # of a single row there is no interval
         return value, 0.0, 0.0, text

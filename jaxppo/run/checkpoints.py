@@ -377,7 +377,8 @@ class Checkpoints:
                     if run_shapes.get(name) != saved_shapes.get(name):
                         raise DataError(
                             f"{item}.{name}: expected {run_shapes.get(name, 'no such array')} as in this run, "
-                            f"got {saved_shapes.get(name, 'no such array')} in checkpoint {step} of {self._folder}"
+                            f"got {saved_shapes.get(name, 'no such array')} in checkpoint {step} of {self._folder}; "
+                            "a change of what is trained (algorithm, adapters, models) needs a new run"
                         )
 
 

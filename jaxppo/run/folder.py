@@ -86,9 +86,16 @@ class Run:
     def is_finished(self) -> bool:
         """Return whether nothing is left to resume, and say so: the run has all evaluations that its command makes."""
         finished = bool(self.evals) and ("after" in self.evals or "before" not in self.evals)
-        if finished:
-            self.console.print(f"{self.folder} is finished: nothing to resume")
-        return finished
+        if not finished:
+            return False
+        self.console.print(f"{self.folder} is finished: nothing to resume")
+        current = plain_values(flatten(self.config))
+        changed = changed_settings(read_yaml(self.folder / CONFIG_FILE), current, self.config)
+        if changed:
+            self.console.warn(
+                f"allow_changes: {self.folder} is finished, so {', '.join(changed)} change nothing"
+            )
+        return True
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -113,13 +120,18 @@ class Run:
             lock.release()
 
     def keep_settings(self) -> None:
-        """Write what `allow_changes` names into `config.yaml`, once the run to resume has accepted it."""
+        """Write what `allow_changes` names into `config.yaml`, once the run to resume has accepted it.
+
+        One that goes on past its end is no longer finished, which `eval.json` says.
+        """
         if (
             self.config.run.allow_changes
             and processes.is_first()
             and (self.folder / CONFIG_FILE).exists()
         ):
             write_yaml(self.config, self.folder / CONFIG_FILE, command_line())
+            if self.evals:
+                self.write_evals(self.evals)
 
     def keep_samples(self, moment: str, samples: dict[str, Any]) -> None:
         """Keep some of the answers of an evaluation in `eval_samples.json`, in the first process."""

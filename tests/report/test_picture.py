@@ -63,3 +63,6 @@ def test_plot_curves_draws_what_a_run_has(drawn):
     assert [0.0] in lines and bars == []
     reward = {"reward": {"mean": 0.5, "low": None, "high": None, "n": 1}}
     assert drawn([{"step": 1}, {"step": 2, "objective/kl": None}], {"after": {"test": reward}})[1] == [0.5]
+    none = {"reward": {"mean": None, "low": None, "high": None, "n": 0}}
+    assert drawn(FULL, {"before": {"test": none}, "after": {"test": reward}})[1] == [0.5]
+    assert drawn(FULL, {"before": {"test": none}, "after": {"test": none}})[1] == []
