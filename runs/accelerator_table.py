@@ -108,10 +108,10 @@ def measure(name: str, method: str, target: str, flags: str, limit_s: int) -> di
             return about | {"failed": f"not compiled in {limit_s} s"}
     about["seconds"] = round(time.monotonic() - began, 1)
     if done.returncode:
-        # A compiler that ends in a failed check names it before the stacks of all its threads.
+        # What a compiler says stands before the places in the program, or the stacks of its threads.
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no word"]
-        check = next((line for line in lines if "Check failed" in line), lines[-1])
-        return about | {"failed": f"status {done.returncode}: {check[:200]}"}
+        said = [line for line in lines if "Check failed" in line or "Error: " in line]
+        return about | {"failed": f"status {done.returncode}: {[*said, lines[-1]][0][:200]}"}
     return about | json.loads(done.stdout.splitlines()[-1])
 
 
