@@ -2,6 +2,7 @@
 
     python runs/accelerator_table.py                                  # all rows, hours
     python runs/accelerator_table.py --models Pythia-160M --targets tpu-v5e-4 gpu-h100x1
+    python runs/accelerator_table.py --targets tpu-v6e-8 --flags "--parallel fsdp --mesh fsdp=2,tensor=4"
 
 Prompts of 512 tokens, 53 to sample, 64 rows, bfloat16. Each row is a run of the command with a limit of time; finished
 rows are kept in a JSON file (--rows), so that it can be stopped and goes on. Nothing is downloaded or allocated.
@@ -25,6 +26,7 @@ METHODS = {
     "PPO": "",
     "RLOO": "--algorithm rloo --num_generations 4",
     "PPO, LoRA": "--use_peft",
+    "RLOO, LoRA": "--use_peft --algorithm rloo --num_generations 4",
 }
 TARGETS = ("tpu-v5e-4", "tpu-v5e-16", "tpu-v6e-8", "gpu-h100x1", "gpu-h100x8")
 NAMES = (
@@ -72,11 +74,16 @@ def write_data(folder: Path) -> None:
                 file.write(json.dumps(row | {"prompt": prompt, "split": split}) + "\n")
 
 
-def measure(name: str, method: str, target: str, limit_s: int) -> dict[str, Any]:
+def flags_of(name: str, method: str, target: str, extra: str | None) -> str:
+    """Return the flags of a row; `extra` takes the place of the choice by the size of the model."""
+    if extra is None:
+        is_split = parameters(name) >= SPLIT_FROM and not target.endswith("x1")
+        extra = "--parallel fsdp" if is_split else ""
+    return f"{METHODS[method]} {extra}".strip()
+
+
+def measure(name: str, method: str, target: str, flags: str, limit_s: int) -> dict[str, Any]:
     """One row: the JSON of the command, or why there is none."""
-    flags = METHODS[method]
-    if parameters(name) >= SPLIT_FROM and not target.endswith("x1"):
-        flags += " --parallel fsdp"
     with tempfile.TemporaryDirectory() as scratch:
         model, rows = Path(scratch, "model"), Path(scratch, "data")
         write_shapes(model, name)
@@ -87,7 +94,7 @@ def measure(name: str, method: str, target: str, limit_s: int) -> dict[str, Any]
             "model": name,
             "method": method,
             "target": target,
-            "flags": flags.strip(),
+            "flags": flags,
         }
         try:
             done = subprocess.run(
@@ -101,8 +108,10 @@ def measure(name: str, method: str, target: str, limit_s: int) -> dict[str, Any]
             return about | {"failed": f"not compiled in {limit_s} s"}
     about["seconds"] = round(time.monotonic() - began, 1)
     if done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no word"]
-        return about | {"failed": f"status {done.returncode}: {last[0][:200]}"}
+        # What a compiler says stands before the places in the program, or the stacks of its threads.
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no word"]
+        said = [line for line in lines if "Check failed" in line or "Error: " in line]
+        return about | {"failed": f"status {done.returncode}: {[*said, lines[-1]][0][:200]}"}
     return about | json.loads(done.stdout.splitlines()[-1])
 
 
@@ -134,6 +143,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=NAMES, choices=NAMES)
     parser.add_argument("--methods", nargs="*", default=tuple(METHODS), choices=tuple(METHODS))
     parser.add_argument("--targets", nargs="*", default=TARGETS)
+    parser.add_argument("--flags", help="in place of `--parallel fsdp` or nothing")
     parser.add_argument(
         "--rows", type=Path, default=Path("accelerator_rows.json"), help="finished rows"
     )
@@ -147,9 +157,10 @@ def main() -> None:
     for name in arguments.models:
         for method in arguments.methods:
             for target in arguments.targets:
-                key = f"{name} | {method} | {target}"
+                flags = flags_of(name, method, target, arguments.flags)
+                key = f"{name} | {method} | {target} | {flags}"
                 if key not in rows:
-                    rows[key] = measure(name, method, target, arguments.limit_s)
+                    rows[key] = measure(name, method, target, flags, arguments.limit_s)
                     arguments.rows.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
                 print(line(rows[key]), flush=True)
 

@@ -37,6 +37,9 @@ _WHEELS = {
 }
 """Packages that make up a compiler, newer and older ones, all of which must be installed."""
 
+_NOT_TILED = "Couldn't find output tile sizes"
+"""What XLA's compiler for GPUs says of a product that its first guess of tiles does not fit."""
+
 _UNITS = {"B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -191,7 +194,7 @@ def compile_program(program: Program, trips: int) -> Compiled:
     count = counts.of_program(traced.jaxpr, trips)
     refused = None
     try:
-        arguments, temporaries, results = _memory(traced.lower().compile())
+        arguments, temporaries, results = _memory(_compile(traced.lower()))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -210,6 +213,22 @@ def compile_program(program: Program, trips: int) -> Compiled:
         counted=count,
         refused=refused,
     )
+
+
+def _compile(lowered: Any) -> Any:
+    """Compile a lowered program; where the tiles of a product cannot be guessed, all of them are those of cuBLAS.
+
+    A GPU that is there tries several tilings of each product, and cuBLAS, and leaves out what does not compile. Without
+    one the compiler takes its first guess, and ends where that does not fit.
+
+    Source: github.com/openxla/xla, pull request 36792, whose reviewer names both ways out: tuning, and no Triton.
+    """
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if _NOT_TILED not in str(error):
+            raise
+        return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
 
 
 def _memory(compiled: Any) -> tuple[int, int, int]:

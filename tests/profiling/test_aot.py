@@ -114,6 +114,33 @@ def test_what_does_not_fit_is_said_with_what_would():
     assert re.search(rf" fits: update .* {found[3]} of 59\.33 GiB", said), said
 
 
+class Lowered:
+    """A program that its compiler refuses with these words, unless it gets options."""
+
+    def __init__(self, words):
+        self.words = words
+        self.options = []
+
+    def compile(self, compiler_options=None):
+        self.options.append(compiler_options)
+        if compiler_options is None:
+            raise jax.errors.JaxRuntimeError(self.words)
+        return "compiled"
+
+
+def test_products_that_cannot_be_tiled_are_compiled_without_triton():
+    lowered = Lowered("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.169 = f32[32,128,101]")
+    assert aot._compile(lowered) == "compiled"
+    assert lowered.options == [None, {"xla_gpu_enable_triton_gemm": False}]
+
+
+def test_other_refusals_of_a_compiler_are_not_tried_again():
+    lowered = Lowered("RESOURCE_EXHAUSTED: Out of memory")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
+        aot._compile(lowered)
+    assert lowered.options == [None]
+
+
 @needs_tpu_compiler
 @pytest.mark.parametrize(
     "code",
