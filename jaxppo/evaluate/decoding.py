@@ -133,7 +133,7 @@ class Decoder:
         def rows_per_device() -> int:
             return self.batch_size_for(len(encoded)) // self.parallel.row_shards
 
-        with activity.show("decoding", len(encoded)) as progress:
+        with activity.show("decoding", len(encoded), compiles=True) as progress:
             while len(completions) < len(encoded):
                 preemption.check()
                 completions |= self._halving.repeated(decode_next, rows_per_device)

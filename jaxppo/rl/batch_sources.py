@@ -117,7 +117,7 @@ class OnPolicy:
             rollout = self.learner.generate(state, batch.prompts, step)
             return rollout, self.learner.pack(batch.prompts, rollout)  # waits for the completions
 
-        with activity.show("sampling"):
+        with activity.show("sampling", compiles=True):
             batch.rollout, batch.sequences = activity.run_interruptibly(sample_and_pack)
         batch.sampled_s = time.monotonic()
         # Dispatched and not awaited: the host decodes and judges completions meanwhile.

@@ -69,7 +69,7 @@ def make_trajectories(
 ) -> tuple[TrainState, Trajectories, Stats]:
     """Estimate the advantages of a batch that has its scores."""
     assert batch.outputs is not None and batch.rollout is not None and batch.sequences is not None
-    with activity.show("scoring"):
+    with activity.show("scoring", compiles=True):
         activity.run_interruptibly(lambda: jax.block_until_ready(batch.outputs))
     return learner.make_trajectories(
         state, batch.outputs, batch.rollout, batch.sequences, batch.scores
@@ -80,7 +80,7 @@ def learn(
     learner: Learner, state: TrainState, trajectories: Trajectories, step: int
 ) -> tuple[TrainState, Stats]:
     """Take the optimizer steps of an update, and wait for them; the memory of the state is taken over."""
-    with activity.show("learning"):
+    with activity.show("learning", compiles=True):
         return activity.run_interruptibly(
             lambda: jax.block_until_ready(learner.update(state, trajectories, step)),
             takes_state=True,

@@ -314,7 +314,7 @@ def supervised_step(
     def step(state: TrainState, host: HostState, number: int) -> StepOutput:
         began_s = time.monotonic()
         rows = batch(number)
-        with activity.show("learning"):
+        with activity.show("learning", compiles=True):
             new_state, stats = halving.repeated(
                 lambda: activity.run_interruptibly(lambda: learned(state, rows), takes_state=True),
                 lambda: rows_at_once(rows),

@@ -68,21 +68,32 @@ def _current() -> "Console | None":
     return None if _console is None else _console()
 
 
+_have_compiled: set[str] = set()
+"""Titles of the work whose programs this process has compiled already."""
+
+
 @contextmanager
-def show(title: str, total: int | None = None, unit: str = "rows") -> Iterator[Activity]:
+def show(
+    title: str, total: int | None = None, unit: str = "rows", *, compiles: bool = False
+) -> Iterator[Activity]:
     """Show what the block does, should it take long; the block keeps `done` of the activity up to date.
 
     Args:
         title: see `Activity`.
         total: see `Activity`.
         unit: see `Activity`.
+        compiles: the first block of this title also compiles, which may take longer than all the rest, and says so.
     """
+    shown = title
+    if compiles and title not in _have_compiled:
+        shown = f"{title} (compiling first)"
     console = _current()
     if console is None:  # of a caller in Python, without a run
-        yield Activity(title, total, unit)
+        yield Activity(shown, total, unit)
         return
-    with console.activity(title, total, unit) as activity:
+    with console.activity(shown, total, unit) as activity:
         yield activity
+    _have_compiled.add(title)
 
 
 def track(title: str, items: Sequence[T], unit: str = "rows") -> Iterator[T]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxppo.run import activity
 from jaxppo.run import console as console_module
 from jaxppo.run.console import Console, sanitize
 from jaxppo.run.preemption import Preempted, Preemption
@@ -166,6 +167,18 @@ def test_what_takes_long_is_said_and_nothing_of_what_does_not(terminal, monkeypa
     with Console(quiet=True, file=out).activity("unseen"):
         time.sleep(0.05)
     assert "unseen" not in out.getvalue()
+
+
+def test_work_that_compiles_says_so_the_first_time(monkeypatch):
+    monkeypatch.setattr(activity, "_have_compiled", set())
+    monkeypatch.setattr(activity, "_console", None)
+    with pytest.raises(ValueError), activity.show("learning", compiles=True):
+        raise ValueError
+    titles = []
+    for title in ("learning", "scoring", "learning"):
+        with activity.show(title, compiles=True) as shown:
+            titles.append(shown.title)
+    assert titles == ["learning (compiling first)", "scoring (compiling first)", "learning"]
 
 
 def test_what_is_printed_beside_a_live_view_is_neither_lost_nor_mixed_up_with_it(terminal, monkeypatch):
