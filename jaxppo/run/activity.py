@@ -90,10 +90,11 @@ def show(
     console = _current()
     if console is None:  # of a caller in Python, without a run
         yield Activity(shown, total, unit)
-        return
-    with console.activity(shown, total, unit) as activity:
-        yield activity
-    _have_compiled.add(title)
+    else:
+        with console.activity(shown, total, unit) as activity:
+            yield activity
+    if compiles:
+        _have_compiled.add(title)
 
 
 def track(title: str, items: Sequence[T], unit: str = "rows") -> Iterator[T]:
