@@ -31,7 +31,8 @@ def require_default(config: Any, name: str, reason: str) -> None:
     # In the message as a command line would say it.
     expected = " ".join(default) if isinstance(default, tuple) else default
     expected = "none" if expected in (None, "") else expected
-    require(value == default, name, f"{expected} {reason}", value)
+    found = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    require(value == default, name, f"{expected} {reason}", found)
 
 
 def require_positive(config: object, *names: str) -> None:

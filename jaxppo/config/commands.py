@@ -152,7 +152,8 @@ class EvaluateConfig:
         reads_plans = self.plans is not None or bool(files)
         compares = self.compare_with is not None
         if reads_plans or compares:
-            require_default(self.reward, "reward_funcs", "with plans or compare_with")
+            reason = "with plans or compare_with, which compare plans; evaluate each model by itself for other rewards"
+            require_default(self.reward, "reward_funcs", reason)
         self._check_answers()
         if not compares:
             require_default(self, "compare_label", "without compare_with")
