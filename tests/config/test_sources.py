@@ -170,6 +170,8 @@ def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
     assert (parsed.rl.kl_coef, parsed.sampling.response_length, parsed.data.eval_splits) == (0.1, 7, ("dev",))
     for name in ("max_completion_length", "max-completion-length"):
         assert parse(f"--{name}", "9").sampling.response_length == 9
+    with pytest.raises(ConfigError, match=r"^kl_coef: .*--beta and --kl_coef"):
+        parse("--beta", "0.1", "--kl_coef=0.2")
     flags = "--algorithm grpo --beta 0.3 --epsilon 0.1 --epsilon_high 0.28 --num_iterations 2"
     rl = parse(*flags.split()).rl
     assert (rl.kl_coef, rl.cliprange, rl.cliprange_high, rl.num_ppo_epochs, rl.group_size) == (0.3, 0.1, 0.28, 2, 8)
