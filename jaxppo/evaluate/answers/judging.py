@@ -169,14 +169,13 @@ class AnswerJudge:
             error = verdict.error if verdict.error is PlanError.SYNTAX else None
             steps = parse_plan_for(task.domain_pddl, task.problem_pddl, text).actions
             return [_Reading(ParsedPlan(steps, error), verdict)] * len(RULES)
-        strict = task.reader.read(text, "strict")
-        # A text that is a plan as a whole has nothing to be cut out of.
-        if strict.error is None:
-            return [_Reading(strict, self._verdict(task, strict))] * len(RULES)
-        plans = [strict]
-        for rule in RULES[1:]:
-            plans.append(task.reader.read(text, rule))
-        return [_Reading(plan, self._verdict(task, plan)) for plan in plans]
+        readings: list[_Reading] = []
+        for rule in RULES:
+            plan = task.reader.read(text, rule)
+            # Rules mostly read the same, and a verdict takes longer than reading.
+            reading = next((known for known in readings if known.plan == plan), None)
+            readings.append(reading or _Reading(plan, self._verdict(task, plan)))
+        return readings
 
     def _verdict(self, task: AnsweredProblem, plan: ParsedPlan) -> PlanVerdict:
         if plan.error is not None or task.problem is None:

@@ -262,13 +262,29 @@ def test_a_planners_file_is_read_as_validate_reads_it_and_a_models_answer_by_the
     files = {f"plans/{name}/blocksworld/instance-1.plan": text for name, (text, _) in texts.items()}
     plans = write_files(tmp_path, files) / "plans"
     # One text as a model's answer, too: the two must not get each other's verdict.
-    write_table(plans / "table.jsonl", [{"plan": texts["stamped"][0], "problem": "instance-1", "domain": "blocksworld"}])
+    row = {"plan": texts["stamped"][0], "problem": "instance-1", "domain": "blocksworld"}
+    write_table(plans / "table.jsonl", [row])
     _, records, _, _ = run(tmp_path, plans, "--extract", rule, pddl_dir=pddl_dir)
     found = {record["model"]: record["valid"] for record in records}
     assert found.pop("table") is (rule != "strict")
     assert found == {name: valid for name, (_, valid) in texts.items()}
     for name, (text, valid) in texts.items():
         assert check_plan(BLOCKSWORLD.pddl, one.pddl, text).verdict.valid is valid, name
+
+
+@needs_val
+def test_one_list_of_steps_has_one_verdict_with_words_around_it_and_without(tmp_path, pddl_dir):
+    plan = lines(instances()[0].plan).replace("-", "_").replace("pick_up", "PickUp")
+    texts = [plan, f"Plan:\n{plan}", f"```\n{plan}```"]
+    rows = [{"problem": "instance-1", "plan": text, "correct": False} for text in texts]
+    path = write_table(tmp_path / "answers.jsonl", rows)
+    content, records, _, _ = run(tmp_path, path, "--extract", "last", pddl_dir=pddl_dir)
+    assert [record["valid"] for record in records] == [True] * 3
+    assert content["extraction"]["rules"]["strict"] == {"readable": 1, "valid": 0, "saved": 0}
+    assert content["extraction"]["rules"]["last"] == {"readable": 3, "valid": 3, "saved": 3}
+    # VAL refuses the first as it is written, which is what its record is about.
+    reasons = [one["reason"] for one in content["recorded"]["disagreements"]]
+    assert reasons == [Reason.OTHER, Reason.AROUND, Reason.AROUND]
 
 
 def test_what_is_broken_is_a_line_each(tmp_path, pddl_dir):
