@@ -169,12 +169,15 @@ class AnswerJudge:
             error = verdict.error if verdict.error is PlanError.SYNTAX else None
             steps = parse_plan_for(task.domain_pddl, task.problem_pddl, text).actions
             return [_Reading(ParsedPlan(steps, error), verdict)] * len(RULES)
-        readings: list[_Reading] = []
-        for rule in RULES:
+        strict = task.reader.read(text, "strict")
+        readings = [_Reading(strict, self._verdict(task, strict))]
+        # Of a text that is a plan as a whole, the other rules read the names of actions anew, and nothing else.
+        names = task.problem.domain.actions
+        if strict.error is None and all(action[0] in names for action in strict.actions):
+            return readings * len(RULES)
+        for rule in RULES[1:]:
             plan = task.reader.read(text, rule)
-            # Rules mostly read the same, and a verdict takes longer than reading.
-            reading = next((known for known in readings if known.plan == plan), None)
-            readings.append(reading or _Reading(plan, self._verdict(task, plan)))
+            readings.append(_Reading(plan, self._verdict(task, plan)))
         return readings
 
     def _verdict(self, task: AnsweredProblem, plan: ParsedPlan) -> PlanVerdict:
