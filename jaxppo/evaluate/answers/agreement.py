@@ -149,9 +149,13 @@ def _reason_by_val(judgement: Judgement) -> Reason:
     # verdict here is wrong, or about something else.
     if val is None or val.valid != judgement.verdict.valid or plan.error is not None:
         return Reason.OTHER
-    # Where somebody else cut another plan out of the answer, the record is about that one.
+    # Where somebody else cut another plan out of the answer, the record is about that one, and
+    # else about the text as it is written, in which a rule may have read other names.
     extracted = judgement.answer.extracted
-    is_same_plan = extracted is None or parse_plan_text(extracted).actions == plan.actions
+    if extracted is not None:
+        is_same_plan = parse_plan_text(extracted).actions == plan.actions
+    else:
+        is_same_plan = judgement.verdicts_by_rule[0].valid != judgement.answer.recorded
     return Reason.RECORD if is_same_plan else Reason.OTHER
 
 

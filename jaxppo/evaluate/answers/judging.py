@@ -16,8 +16,8 @@ from jaxppo.planning.answers.answer import (
 )
 from jaxppo.planning.answers.extraction import RULES, Rule
 from jaxppo.planning.answers.problems import AnsweredProblem, Problems
-from jaxppo.planning.language.plans import ParsedPlan, PlanError, parse_action
-from jaxppo.planning.language.temporal import parse_plan_for
+from jaxppo.planning.language.plans import ParsedPlan, ParsedTimedPlan, PlanError, parse_action
+from jaxppo.planning.language.temporal import parse_plan_for, parse_planner_output
 from jaxppo.reward_functions.plan import PlanOutcome
 
 
@@ -93,7 +93,7 @@ class AnswerJudge:
     def __init__(self, problems: Problems, rule: Rule = "strict"):
         self._problems = problems
         self._rule = RULES.index(rule)
-        self._readings_by_text: dict[tuple[int, str], list[_Reading]] = {}
+        self._readings_by_text: dict[tuple[int, str, bool], list[_Reading]] = {}
 
     def __call__(
         self, answers: Iterable[PlanAnswer | UnusableAnswer]
@@ -114,7 +114,7 @@ class AnswerJudge:
 
     def _judge(self, answer: PlanAnswer) -> Judgement:
         task = self._problems.find(answer)
-        readings = self._readings(task, answer.text)
+        readings = self._readings(task, answer)
         # The plan of a verification is part of the prompt: it
         # is read strictly, whatever the rule for answers is.
         reading = readings[0 if answer.task == VERIFICATION else self._rule]
@@ -136,16 +136,31 @@ class AnswerJudge:
             return None
         return self._verdict(task, ParsedPlan(tuple(map(parse_action, reference)))).cost
 
-    def _readings(self, task: AnsweredProblem, text: str | None) -> list[_Reading]:
-        """Read and judge a text by every rule, in the order of `RULES`."""
+    def _readings(self, task: AnsweredProblem, answer: PlanAnswer) -> list[_Reading]:
+        """Read and judge an answer by every rule, in the order of `RULES`."""
         # No answer is a failure.
-        if text is None:
+        if answer.text is None:
             unreadable = ParsedPlan((), PlanError.SYNTAX, 1)
             return [_Reading(unreadable, _refused(unreadable))] * len(RULES)
-        key = (id(task), text)
+        key = (id(task), answer.text, answer.is_planner_output)
         if key not in self._readings_by_text:
-            self._readings_by_text[key] = self._read(task, text)
+            if answer.is_planner_output:
+                # Nothing is cut out of a planner's file, so all rules read the same in it.
+                readings = [self._read_planner_output(task, answer.text)] * len(RULES)
+            else:
+                readings = self._read(task, answer.text)
+            self._readings_by_text[key] = readings
         return self._readings_by_text[key]
+
+    def _read_planner_output(self, task: AnsweredProblem, text: str) -> _Reading:
+        """Read and judge a planner's file as `python -m jaxppo.planning validate` does."""
+        plan = parse_planner_output(task.domain_pddl, task.problem_pddl, text)
+        untimed = ParsedPlan(plan.actions, plan.error, plan.error_step)
+        if plan.error is not None:
+            return _Reading(untimed, _refused(untimed))
+        steps = plan.steps if isinstance(plan, ParsedTimedPlan) else plan.actions
+        verdict = validate_actions(task.domain_pddl, task.problem_pddl, steps, "auto")
+        return _Reading(untimed, verdict)
 
     def _read(self, task: AnsweredProblem, text: str) -> list[_Reading]:
         if task.problem is None:
@@ -155,13 +170,15 @@ class AnswerJudge:
             steps = parse_plan_for(task.domain_pddl, task.problem_pddl, text).actions
             return [_Reading(ParsedPlan(steps, error), verdict)] * len(RULES)
         strict = task.reader.read(text, "strict")
-        # A text that is a plan as a whole has nothing to be cut out of.
-        if strict.error is None:
-            return [_Reading(strict, self._verdict(task, strict))] * len(RULES)
-        plans = [strict]
+        readings = [_Reading(strict, self._verdict(task, strict))]
+        # Of a text that is a plan as a whole, the other rules read the names of actions anew, and nothing else.
+        names = task.problem.domain.actions
+        if strict.error is None and all(action[0] in names for action in strict.actions):
+            return readings * len(RULES)
         for rule in RULES[1:]:
-            plans.append(task.reader.read(text, rule))
-        return [_Reading(plan, self._verdict(task, plan)) for plan in plans]
+            plan = task.reader.read(text, rule)
+            readings.append(_Reading(plan, self._verdict(task, plan)))
+        return readings
 
     def _verdict(self, task: AnsweredProblem, plan: ParsedPlan) -> PlanVerdict:
         if plan.error is not None or task.problem is None:

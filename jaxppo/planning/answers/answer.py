@@ -29,6 +29,7 @@ class PlanAnswer(NamedTuple):
         task: what was asked for; of a verification `text` is the plan that the prompt shows.
         claim: of a verification, whether the model says that the plan is valid; None where it says neither.
         prompt_pddl: domain and problem as the prompt shows them in PDDL; they count before any file.
+        is_planner_output: the text is a planner's, and nothing is cut out of it.
     """
 
     source: str
@@ -43,6 +44,7 @@ class PlanAnswer(NamedTuple):
     task: str = GENERATION
     claim: bool | None = None
     prompt_pddl: tuple[str, str] | None = None
+    is_planner_output: bool = False
 
 
 class UnusableAnswer(NamedTuple):

@@ -1,6 +1,6 @@
 """Cut a plan out of what a model wrote, by one of three rules.
 
-All rules leave a text alone that is a plan already. `docs/judge_plans.md` has them in words.
+Of a text that is a plan already, all rules read every step. `docs/judge_plans.md` has them in words.
 """
 
 import re
@@ -39,7 +39,7 @@ class PlanReader:
 
     def read(self, text: str, rule: Rule) -> ParsedPlan:
         """Read an answer by a rule; the plan that is read strictly where the rule finds none."""
-        plan = self._read_strictly(text)
+        plan = self._read_whole(text, rule)
         if plan.error is None or rule == "strict":
             return plan
         lists = self._step_lists(text)
@@ -48,13 +48,20 @@ class PlanReader:
             lists = sorted(lists, key=len)
         return ParsedPlan(lists[-1]) if lists else plan
 
-    def _read_strictly(self, text: str) -> ParsedPlan:
+    def _read_whole(self, text: str, rule: Rule) -> ParsedPlan:
         """Read a text that is steps, or sentences a line, and nothing else."""
         plan = parse_plan_text(text)
+        if plan.error is None:
+            actions = plan.actions
+            # By the other rules, a list of steps has the same names with words around it and without.
+            # Before objects, as those of a sentence are told apart by what their action takes.
+            if rule != "strict":
+                actions = [(self._finder.domain_name(name), *rest) for name, *rest in actions]
+            if self._sentences is not None:
+                actions = map(self._sentences.in_pddl, actions)
+            return replace(plan, actions=tuple(actions))
         if self._sentences is None:
             return plan
-        if plan.error is None:
-            return replace(plan, actions=tuple(map(self._sentences.in_pddl, plan.actions)))
         # No sentence has parentheses, so these steps are PDDL with an error.
         if "(" in text:
             return plan

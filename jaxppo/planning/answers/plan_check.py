@@ -4,14 +4,11 @@ from typing import Any, NamedTuple
 
 from jaxppo.planning.language.parse import parse_domain, parse_problem
 from jaxppo.planning.language.plans import (
-    ParsedPlan,
     ParsedTimedPlan,
     format_action,
     format_timed_action,
-    parse_plan_text,
-    parse_timed_plan_text,
 )
-from jaxppo.planning.language.temporal import needs_time_stamps, read_names
+from jaxppo.planning.language.temporal import parse_planner_output, read_names
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.trace import Unmet, unmet_conditions
@@ -52,7 +49,7 @@ def check_plan(
         PddlError: the domain or the problem cannot be read.
         ValidatorError: VAL is needed, or asked for, and missing or broken.
     """
-    plan = _read_plan(domain_pddl, problem_pddl, plan_text)
+    plan = parse_planner_output(domain_pddl, problem_pddl, plan_text)
     if isinstance(plan, ParsedTimedPlan):
         steps = plan.steps
         written_steps = tuple(map(format_timed_action, plan.steps))
@@ -74,20 +71,6 @@ def check_plan(
         )
     val = run_val(domain_pddl, problem_pddl, steps) if ask_val else None
     return PlanCheck(verdict, judge, written_steps, unmet, val)
-
-
-def _read_plan(domain_pddl: str, problem_pddl: str, plan_text: str) -> ParsedPlan | ParsedTimedPlan:
-    """Read a plan strictly; where time does not matter, stamps give the order of the steps and nothing more."""
-    timed = parse_timed_plan_text(plan_text)
-    if needs_time_stamps(domain_pddl, problem_pddl):
-        return timed
-    # Steps at the same time have no order, so such a text is no plan of a problem without time.
-    starts = {step.start for step in timed.steps}
-    if timed.error is None and timed.steps and len(starts) == len(timed.steps):
-        return ParsedPlan(
-            tuple(step.action for step in sorted(timed.steps, key=lambda step: step.start))
-        )
-    return parse_plan_text(plan_text)
 
 
 def check_as_json(check: PlanCheck) -> dict[str, Any]:

@@ -46,4 +46,5 @@ def read_plan_file(
     model = "/".join(model_folders) or root.resolve().name
     # `p01.plan.1` and `p01.pddl.soln` are plans for `p01`.
     match = _NAME.fullmatch(path.name)
-    return PlanAnswer(label, model, domain, "plans", match[1] if match else path.name, text)
+    problem = match[1] if match else path.name
+    return PlanAnswer(label, model, domain, "plans", problem, text, is_planner_output=True)

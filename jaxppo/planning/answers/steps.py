@@ -211,7 +211,7 @@ class StepFinder:
         """Find `(stack a b)`."""
         for match in _IN_PARENTHESES.finditer(text):
             name, *arguments = _words(match[1])
-            if _folded(name) in self._operators:
+            if self.domain_name(name) in self._problem.domain.actions:
                 yield FoundStep(match.span(), self._action(name, arguments))
 
     def _functional(self, text: str) -> Iterator[FoundStep]:
@@ -232,13 +232,13 @@ class StepFinder:
         """Find `stack a b`: the right number of objects, and nothing more up to a stop, a comment or the line's end."""
         for match in self._bare_pattern.finditer(text):
             arguments = [self._objects[name] for name in _words(match[2])]
-            operator = self._operators[_folded(match[1])]
+            operator = self.domain_name(match[1])
             if len(arguments) == self._arity(operator):
                 yield FoundStep(match.span(), (operator, *arguments))
 
     def _action(self, name: str, arguments: Sequence[str]) -> Action:
         """Write a step in the names of the domain; what is no object stays as it is, and surplus words go."""
-        operator = self._operators[_folded(name)]
+        operator = self.domain_name(name)
         arguments = [argument.lower() for argument in arguments if argument]
         objects = [self._objects[argument] for argument in arguments if argument in self._objects]
         arity = self._arity(operator)
@@ -247,6 +247,13 @@ class StepFinder:
         if len(arguments) > arity and len(objects) == arity:
             return (operator, *objects)
         return (operator, *(self._objects.get(argument, argument) for argument in arguments))
+
+    def domain_name(self, name: str) -> str:
+        """Return what the domain calls an action: `pick-up` for `Pick_Up` and `pickup`; another name stays."""
+        # A domain may have both `pick-up` and `pickup`, so what is spelled as one of its actions is that one.
+        if name.lower() in self._problem.domain.actions:
+            return name.lower()
+        return self._operators.get(_folded(name), name)
 
     def _arity(self, operator: str) -> int:
         return len(self._problem.domain.actions[operator].parameters)

@@ -74,6 +74,25 @@ def parse_plan_for(
     return parse_plan_text(plan_text)
 
 
+def parse_planner_output(
+    domain_pddl: str, problem_pddl: str, plan_text: str
+) -> ParsedPlan | ParsedTimedPlan:
+    """Read what a planner wrote: as `parse_plan_for`, but planners write time stamps for any problem.
+
+    Where time does not matter, they give the order of the steps and nothing more.
+    """
+    if needs_time_stamps(domain_pddl, problem_pddl):
+        return parse_timed_plan_text(plan_text)
+    timed = parse_timed_plan_text(plan_text)
+    # Steps at the same time have no order, so such a text is no plan of a problem without time.
+    starts = {step.start for step in timed.steps}
+    if timed.error is None and timed.steps and len(starts) == len(timed.steps):
+        return ParsedPlan(
+            tuple(step.action for step in sorted(timed.steps, key=lambda step: step.start))
+        )
+    return parse_plan_text(plan_text)
+
+
 def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
     """Read the names that a plan may use, of any PDDL; files that the built-in validator covers are read in full.
 

@@ -16,7 +16,10 @@ from jaxppo.evaluate.answers.agreement import Reason
 from jaxppo.evaluate.intervals import wilson
 from jaxppo.planning import find_val
 from jaxppo.planning.answers.columns import parse_columns
+from jaxppo.planning.answers.extraction import RULES
+from jaxppo.planning.answers.plan_check import check_plan
 from jaxppo.planning.domains import BLOCKSWORLD
+from jaxppo.planning.language.plans import format_action
 from tests.headless import CHROMIUM
 from tests.planbench_tree import (
     lines,
@@ -238,6 +241,52 @@ def test_files_of_plans_are_named_like_their_problems(tmp_path, pddl_dir):
     assert (validity["rate"], validity["n"], validity["samples"]) == (0.75, 2, 3)
 
 
+def stamped(plan, starts):
+    return "".join(f"{start}: {format_action(action)} [1]\n" for start, action in zip(starts, plan, strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_planners_file_is_read_as_validate_reads_it_and_a_models_answer_by_the_rule(tmp_path, pddl_dir, rule):
+    one = instances()[0]
+    steps = range(len(one.plan))
+    by_time = stamped(one.plan, steps).splitlines(keepends=True)
+    texts = {
+        "plain": (lines(one.plan), True),
+        "stamped": ("".join(by_time), True),
+        "permuted": ("".join(reversed(by_time)), True),
+        "at_once": (stamped(one.plan, [0] * len(one.plan)), False),
+        "wrong_order": (stamped(one.plan, reversed(steps)), False),
+        "fenced": (f"```\n{lines(one.plan)}```\n", False),
+        "wrong_name": (lines(one.plan).replace("-", "_"), False),
+    }
+    files = {f"plans/{name}/blocksworld/instance-1.plan": text for name, (text, _) in texts.items()}
+    plans = write_files(tmp_path, files) / "plans"
+    # One text as a model's answer, too: the two must not get each other's verdict.
+    row = {"plan": texts["stamped"][0], "problem": "instance-1", "domain": "blocksworld"}
+    write_table(plans / "table.jsonl", [row])
+    _, records, _, _ = run(tmp_path, plans, "--extract", rule, pddl_dir=pddl_dir)
+    found = {record["model"]: record["valid"] for record in records}
+    assert found.pop("table") is (rule != "strict")
+    assert found == {name: valid for name, (_, valid) in texts.items()}
+    for name, (text, valid) in texts.items():
+        assert check_plan(BLOCKSWORLD.pddl, one.pddl, text).verdict.valid is valid, name
+
+
+@needs_val
+def test_one_list_of_steps_has_one_verdict_with_words_around_it_and_without(tmp_path, pddl_dir):
+    plan = lines(instances()[0].plan).replace("-", "_").replace("pick_up", "PickUp")
+    texts = [plan, f"Plan:\n{plan}", f"```\n{plan}```"]
+    rows = [{"problem": "instance-1", "plan": text, "correct": False} for text in texts]
+    path = write_table(tmp_path / "answers.jsonl", rows)
+    content, records, _, _ = run(tmp_path, path, "--extract", "last", pddl_dir=pddl_dir)
+    assert [record["valid"] for record in records] == [True] * 3
+    assert content["extraction"]["rules"]["strict"] == {"readable": 1, "valid": 0, "saved": 0}
+    assert content["extraction"]["rules"]["last"] == {"readable": 3, "valid": 3, "saved": 3}
+    # VAL refuses the first as it is written, which is what its record is about.
+    reasons = [one["reason"] for one in content["recorded"]["disagreements"]]
+    assert reasons == [Reason.OTHER, Reason.AROUND, Reason.AROUND]
+
+
 def test_what_is_broken_is_a_line_each(tmp_path, pddl_dir):
     one = instances()[0]
     good = record(one, lines(one.plan), True)
@@ -327,6 +376,10 @@ def test_val_judges_what_only_it_understands_or_fills_with_objects_in_time(tmp_p
     assert [len(record["plan"]) for record in records[:3]] == [2, 2, 1]  # they keep their steps
     cell = content["models"]["answers"]["answers"]["domains"]["walks"]
     assert cell["exact_match"] is None and cell["lccs"] is None
+    # Files of planners: time stamps are part of a plan for `p`, and only the order of one for `q`.
+    plans = write_files(tmp_path / "plans", {"a/p.plan": texts[0], "b/p.plan": texts[2], "c/q.soln": "0: (go o1) [1]"})
+    _, records, _, _ = run(tmp_path / "planners", plans, pddl_dir=pddl_dir)
+    assert [(record["valid"], len(record["plan"])) for record in records] == [(True, 2), (False, 1), (True, 1)]
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1c"], ids=ascii)

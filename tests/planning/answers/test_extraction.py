@@ -125,6 +125,36 @@ def test_read_cuts_a_plan_out_by_each_rule(case):
         assert reader(with_sentences=False).read(text, "last").error is PlanError.SYNTAX
 
 
+FRAMES = ["{}", "Plan:\n{}", "```\n{}\n```", "1. {}"]
+
+
+def read_actions(plan_reader, text, rule="last"):
+    return " ".join(map(format_action, plan_reader.read(text, rule).actions))
+
+
+@pytest.mark.parametrize("name", ["pick-up", "Pick_Up", "pickup", "PICK__UP"])
+@pytest.mark.parametrize("argument", ["a", "red", "red block", "z"])
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_a_list_of_steps_has_the_same_names_with_words_around_it_and_without(name, argument, rule):
+    text = f"({name} {argument}) (Stack a b)"
+    expected = f"(pick-up {argument if argument == 'z' else 'a'}) (stack a b)"
+    assert [read_actions(reader(), frame.format(text), rule) for frame in FRAMES] == [expected] * len(FRAMES)
+    assert read_actions(reader(), text, "strict").startswith(f"({name.lower()} ")
+
+
+def test_an_action_that_the_domain_spells_like_this_is_that_one():
+    both = STACKS[:-1] + "(:action pickup :parameters (?x) :precondition (clear ?x) :effect (holding ?x)))"
+    plan_reader = PlanReader(parse_problem(PROBLEM, parse_domain(both)))
+    for frame in FRAMES:
+        for text in ("(pick-up a) (pickup b)", "(pickup a) (pick-up b)"):
+            assert read_actions(plan_reader, frame.format(text)) == text, frame
+
+
+def test_a_text_that_is_a_plan_loses_no_step_and_no_argument():
+    for text in ("(pick-up block a)", "(plan a) (pick-up a)"):
+        assert read_actions(reader(), text) == text
+
+
 PIECES = ["(pick-up a)", "(stack a b)", "x", "\n", " ", "```\n", "1.", ",", "pick up the red", "(", "[PLAN]"]
 
 
