@@ -137,9 +137,8 @@ def read_rows(
         rows = []
         for number, row in enumerate(library_table(name, split, configuration)):
             location = f"{name}, split {split}, row {number}"
-            if convert is not None:
-                row = convert(row, location)
-            rows.append(datasets.checked_row(row, location, columns))
+            converted = row if convert is None else convert(row, location)
+            rows.append(datasets.checked_row(converted, location, columns, source=row))
     if not rows:
         raise DataError(f"{dataset}, split {split}: expected at least one row, got none")
     return rows
@@ -209,8 +208,9 @@ class RowReader:
             DataError, PddlError: as for `load_split`.
         """
         with self.advising_on_columns():
-            row = datasets.checked_row(self.convert(row, location), location, self.columns)
-        return self.finish(row, number)
+            converted = self.convert(row, location)
+            datasets.checked_row(converted, location, self.columns, source=row)
+        return self.finish(converted, number)
 
     def convert(self, row: Row, location: str) -> Row:
         """Return a row with its turns read, before its columns are checked."""
@@ -239,7 +239,9 @@ class RowReader:
         try:
             yield
         except MissingColumnError as error:
-            if self._validator is None:
+            if "completion" in self.columns and self._validator is None:
+                advice = "rows to learn from have prompt and completion, or messages that end with the assistant's turn"
+            elif self._validator is None:
                 advice = "--prompt_column names another, and messages may hold a chat"
             else:
                 advice = "rows that are not planning problems need --reward_funcs module:function in place of plan"
