@@ -1,6 +1,7 @@
 """Where the splits of a data set are: files that this package reads, or tables of the `datasets` library."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,26 @@ def _is_for_library(folder: Path, split: str) -> bool:
     patterns = [f"*{part}", f"*/*{part}"]
     patterns += [f"data/{split}{ending}" for ending in dataset_files.SPLIT_ENDINGS]
     return any(next(folder.glob(pattern), None) for pattern in patterns)
+
+
+def has_split(dataset: str, split: str, configuration: str | None) -> bool:
+    """Return whether a data set has a split; True also where that cannot be found out, as its reader says why."""
+    try:
+        name, is_read_here = find_dataset(dataset, split, configuration)
+        if is_read_here:
+            return bool(dataset_files.files_of_split(Path(name), split))
+        return split in _library_splits(name, configuration)
+    except Exception:  # whatever the many readers and the hub raise
+        return True
+
+
+def _library_splits(name: str, configuration: str | None) -> Collection[str]:
+    """Return the names of the splits that the `datasets` library knows."""
+    import datasets  # slow to import, and not needed for files that are read here
+
+    if (Path(name) / "dataset_dict.json").exists():
+        return datasets.load_from_disk(name).keys()
+    return datasets.get_dataset_split_names(name, configuration)
 
 
 def library_table(
