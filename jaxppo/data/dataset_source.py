@@ -1,7 +1,6 @@
 """Where the splits of a data set are: files that this package reads, or tables of the `datasets` library."""
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +66,14 @@ def has_split(dataset: str, split: str, configuration: str | None) -> bool:
         return True
 
 
-def _library_splits(name: str, configuration: str | None) -> Collection[str]:
-    """Return the names of the splits that the `datasets` library knows."""
+def _library_splits(name: str, configuration: str | None) -> list[str]:
+    """List the splits that the `datasets` library knows."""
     import datasets  # slow to import, and not needed for files that are read here
 
     if (Path(name) / "dataset_dict.json").exists():
-        return datasets.load_from_disk(name).keys()
-    return datasets.get_dataset_split_names(name, configuration)
+        saved: Any = datasets.load_from_disk(name)
+        return list(saved)
+    return list(map(str, datasets.get_dataset_split_names(name, configuration)))
 
 
 def library_table(
