@@ -1,9 +1,10 @@
-"""Supervised fine-tuning on reference plans: `python -m jaxppo.sft`.
+"""Supervised fine-tuning on reference plans, texts or chats: `python -m jaxppo.sft`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy/` (Hugging Face), with LoRA also
 `adapters/policy/` (PEFT), `eval.json` and `report.html`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import data, hf, models
-from jaxppo.config import SFTConfig, Validator
+from jaxppo.config import SFTConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
 from jaxppo.evaluate.evaluator import Evaluator, eval_metrics, make_evaluator
@@ -121,14 +122,26 @@ class TrainingRows(NamedTuple):
     source: str  # what they are out of, for people
 
 
+def _read_rows(config: SFTConfig) -> list[data.Row]:
+    """Read the rows to learn from; none of an endless split, which is drawn step by step."""
+    if _is_endless(config):
+        return []
+    split = config.data.train_split
+    validator = "builtin" if _judges_plans(config) else None
+    rows = data.load_split(config.data, split, validator, _COLUMNS)
+    data.check_same(config.data.dataset, split, rows)
+    return rows
+
+
 def _training_rows(
     config: SFTConfig,
+    rows: list[data.Row],
     model: ModelConfig,
     tokenizer: Any,
     template: data.ChatTemplate,
     console: Console,
 ) -> TrainingRows:
-    """Return the rows to learn from: drawn without an end, read as the run goes on, or all read now."""
+    """Return what is learned from: rows drawn without an end, made as the run goes on, or all encoded now."""
     if config.assistant_only_loss and not template.is_used:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
     if _is_endless(config):
@@ -138,11 +151,9 @@ def _training_rows(
             _encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream"
         )
     limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
-    split = config.data.train_split
-    rows = data.load_split(config.data, split, _validator(config), _COLUMNS)
-    data.check_same(config.data.dataset, split, rows)
     fitting = data.without_overlong(tokenizer, rows, config.data, template)
-    data.report_left_out(console.print, config.data, {split: len(rows) - len(fitting)})
+    num_left_out = len(rows) - len(fitting)
+    data.report_left_out(console.print, config.data, {config.data.train_split: num_left_out})
     if config.augmented:
         numbered = config.data.numbers_objects
         batches = data.renamed_in_every_epoch(
@@ -163,9 +174,43 @@ def _is_endless(config: SFTConfig) -> bool:
     return config.data.stream_domains is not None and config.data.train_split == "train"
 
 
-def _validator(config: SFTConfig) -> Validator | None:
-    """Return the validator that must understand the rows; None where no plans are judged."""
-    return "builtin" if config.reward.judges_plans else None
+def _judges_plans(config: SFTConfig) -> bool:
+    """Return whether the rows must be planning problems."""
+    # `plan` alone is the default, and supervised steps need no reward: then the rows say what they are.
+    if config.reward.reward_funcs == ("plan",):
+        return data.holds_problems(config.data, config.data.train_split)
+    return config.reward.judges_plans
+
+
+def fit_to_data(config: SFTConfig) -> tuple[SFTConfig, str | None]:
+    """Leave out evaluations that cannot be made: of rows without a reward, and of default splits that are missing.
+
+    Nothing is refused here, before the processes of a run have joined: the readers of the data do that.
+
+    Returns:
+        The settings, and a line that says what was left out; None where all is evaluated.
+    """
+    splits = config.data.eval_splits
+    missing = data.missing_splits(config.data, splits)
+    # A split that was named and is missing is a mistake, which `read_inputs` meets before it loads the model.
+    if not splits or (missing and config.data.names_eval_splits):
+        return config, None
+    if config.reward.judges_plans and not _judges_plans(config):
+        remaining = []
+        line = (
+            "nothing is evaluated, as the rows are no planning problems and no reward function is named; "
+            "--reward_funcs module:function scores answers to eval_splits"
+        )
+    else:
+        if not missing:
+            return config, None
+        remaining = [split for split in splits if split not in missing]
+        line = (
+            f"eval_splits: {', '.join(missing)} left out, which {config.data.dataset} does not have; "
+            "--eval_splits names others"
+        )
+    changed = dataclasses.replace(config.data, eval_splits=tuple(remaining))
+    return dataclasses.replace(config, data=changed), line
 
 
 def _encoded_when_needed(
@@ -237,6 +282,9 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     # An endless split is drawn step by step, and never made as a whole.
     train_splits = [] if _is_endless(config) else [config.data.train_split]
     data.make_splits(config.data, [*train_splits, *config.data.eval_splits])
+    # Rows first, then the model: what is wrong with a data set is said at once.
+    rows = _read_rows(config)
+    data.check_splits(config.data, config.data.eval_splits)
     start = start_model(config, parallel.placement)
     if start.loaded is not None:
         console.print(f"model from {start.loaded.describe()}")
@@ -244,7 +292,7 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     parallel.check_model(model)
     template = data.make_chat_template(start.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
-    training = _training_rows(config, model, start.tokenizer, template, console)
+    training = _training_rows(config, rows, model, start.tokenizer, template, console)
     length_of = "longest prompt and completion of train_split, which max_length limits"
     models.check_length(model, training.rows.longest, length_of, start.tokenizer.model_max_length)
     return SupervisedInputs(start, model, template, training)
@@ -290,10 +338,13 @@ def _print_plan(run: Run, inputs: SupervisedInputs, learner: SFT, evaluator: Eva
 
 
 def sft(config: SFTConfig) -> Path:
-    """Train a model on reference plans; returns the run folder."""
+    """Train a model on reference plans, texts or chats; returns the run folder."""
+    config, left_out = fit_to_data(config)
     run = begin("sft", config)
     if run.is_finished():
         return run.folder
+    if left_out is not None:
+        run.console.print(left_out)
     if config.run.target is not None:
         # The programs of a target are compiled for its devices; here only shapes are read.
         inputs = read_inputs(config, DataParallel(), run.console)

@@ -156,6 +156,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
     data.make_splits(config.data, [split, *config.data.eval_splits])
     rows = data.load_split(config.data, split, validator)
     data.check_same(config.data.dataset, split, rows)
+    data.check_splits(config.data, config.data.eval_splits)
     models, start = load_start(config, parallel, console)
     template = data.make_chat_template(models.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")

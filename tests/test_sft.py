@@ -3,6 +3,7 @@
 # ruff: noqa: F811 (`bases` is a fixture)
 import dataclasses
 import functools
+import json
 import os
 import shutil
 import signal
@@ -15,9 +16,9 @@ from safetensors.numpy import load_file
 
 from jaxppo import data, hf, models, sft
 from jaxppo.config import SFTConfig
-from jaxppo.config.sources import replace
+from jaxppo.config.sources import parse_cli, replace
 from jaxppo.data.batches import packed
-from jaxppo.errors import ConfigError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.nn import lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import stacks
@@ -26,6 +27,7 @@ from jaxppo.profiling import memory
 from jaxppo.rl import optimizer, padding, update
 from jaxppo.rl.supervised import SFT, sft_loss, whole_model
 from jaxppo.run.checkpoints import Checkpoints
+from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
 from tests.data.tokenizers import chat_tokenizer, write_rows
 from tests.device_modes import MODEL
@@ -215,6 +217,64 @@ def chat_config(chats, folder, **changes):
     settings |= {"reward_funcs": ("tests.reward_servers:length",), "response_length": 4, "quiet": True}
     settings |= {"batch_size": 4, "total_episodes": 16, "warmup_steps": 0, "learning_rate": 1e-2, "save_steps": 1}
     return replace(SFTConfig(), output_dir=str(folder), **settings, **changes)
+
+
+def test_chats_are_learned_without_a_reward_and_with_the_splits_that_there_are(chats, tmp_path, capsys):
+    dataset = write_rows(tmp_path / "data", train=CHATS)
+    flags = ["--model_path", str(chats / "model"), "--dataset", dataset, "--output_dir", str(tmp_path / "run")]
+    flags += ["--batch_size", "4", "--total_episodes", "8", "--report_to", "none"]
+    folder = sft.sft(parse_cli(SFTConfig, "sft", flags))
+    printed = capsys.readouterr().out
+    assert printed.count("nothing is evaluated") == 1 and "--reward_funcs module:function" in printed
+    assert len(read_metrics(folder / "metrics.jsonl")) == 2
+    assert json.loads((folder / "eval.json").read_text()) == {}
+    assert (folder / "policy" / "model.safetensors").exists()
+    # The run goes on with the settings that it was given.
+    longer = ["--resume", "--total_episodes", "12", "--allow_changes", "total_episodes"]
+    sft.sft(parse_cli(SFTConfig, "sft", [*flags, *longer]))
+    assert len(read_metrics(folder / "metrics.jsonl")) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "remaining", "words"),
+    [
+        ([], (), "nothing is evaluated"),
+        (["--eval_splits", "test"], (), "nothing is evaluated"),
+        (["--eval_splits"], (), None),
+        (["--reward_funcs", "a:b"], ("test",), "eval_splits: test_longer left out"),
+        (["--reward_funcs", "a:b", "--preset", "tiny"], ("test",), "eval_splits: test_longer left out"),
+        (["--reward_funcs", "a:b", "--eval_splits", "test"], ("test",), None),
+        (["--reward_funcs", "a:b", "--eval_splits", "test", "test_longer"], ("test", "test_longer"), None),
+        (["--preset", "paper-qwen2-7b"], ("test", "test_longer"), None),
+        (["--eval_splits", "dev"], ("dev",), None),
+    ],
+)
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_default_splits_that_are_missing_are_left_out_and_named_ones_stay(flags, remaining, words, is_saved, tmp_path):
+    dataset = write_rows(tmp_path / "data", train=CHATS, test=CHATS)
+    if is_saved:
+        datasets = pytest.importorskip("datasets")
+        splits = {"train": datasets.Dataset.from_list(CHATS), "test": datasets.Dataset.from_list(CHATS)}
+        dataset = str(tmp_path / "saved")
+        datasets.DatasetDict(splits).save_to_disk(dataset)
+    config, line = sft.fit_to_data(parse_cli(SFTConfig, "sft", ["--dataset", dataset, *flags]))
+    assert config.data.eval_splits == remaining
+    assert line is None if words is None else words in line
+
+
+def test_planning_problems_are_judged_by_the_default_reward(tmp_path):
+    row = {"prompt": "on a", "completion": "stack a", "problem_pddl": "(define)"}
+    config = replace(SFTConfig(), dataset=write_rows(tmp_path / "data", train=[row], test=[row], test_longer=[row]))
+    assert sft.fit_to_data(config) == (config, None)
+    with pytest.raises(DataError, match=r"train\.jsonl:1: field 'id'.* among prompt, completion, problem_pddl;"):
+        sft.sft(replace(config, model_path=str(tmp_path / "no-such-model"), output_dir=str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("reward", [{}, {"reward_funcs": ("tests.reward_servers:length",)}])
+def test_a_named_split_that_is_missing_is_refused_before_the_model_is_loaded(chats, tmp_path, reward):
+    settings = {"dataset": str(chats / "data"), "eval_splits": ("test", "dev"), "output_dir": str(tmp_path / "run")}
+    with pytest.raises(DataError, match=r"dev\.jsonl: .*got test\.jsonl, train\.jsonl"):
+        sft.sft(replace(SFTConfig(), model_path=str(tmp_path / "no-such-model"), **settings, **reward))
 
 
 @pytest.mark.full

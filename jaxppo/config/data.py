@@ -28,6 +28,9 @@ STREAM = "stream:"
 SPLITS = ("train", "rl", "test", "test_longer")
 """Splits of generated data."""
 
+DEFAULT_EVAL_SPLITS = ("test", "test_longer")
+"""Splits to evaluate on where none are named."""
+
 DEFAULT_PARTS = {
     "sizes": (
         "train=3:2000,4:6000,5:24000",
@@ -78,9 +81,9 @@ class DataConfig:
     """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"
     """Split to train on."""
-    eval_splits: tuple[str, ...] = ("test", "test_longer")
+    eval_splits: tuple[str, ...] = DEFAULT_EVAL_SPLITS
     """Splits to evaluate on (alias --splits); the first is the one called in-distribution. With none, train and sft do
-    not evaluate."""
+    not evaluate; sft leaves out those of the default that the data do not have."""
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""
@@ -206,6 +209,17 @@ class DataConfig:
         if self.max_prompt_length is None and self.filter_overlong_prompts:
             return DEFAULT_PROMPT_LENGTH
         return self.max_prompt_length
+
+    @property
+    def names_eval_splits(self) -> bool:
+        """Whether the evaluation splits were named, by a flag, a file or a preset."""
+        # By identity: who names the two of the default wants both.
+        return self.eval_splits is not DEFAULT_EVAL_SPLITS
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether the problems are made here, and not read."""
+        return self.dataset == "blocksworld" or self.stream_domains is not None
 
     @property
     def numbers_objects(self) -> bool:

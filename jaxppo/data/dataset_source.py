@@ -55,6 +55,27 @@ def _is_for_library(folder: Path, split: str) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
+def has_split(dataset: str, split: str, configuration: str | None) -> bool:
+    """Return whether a data set has a split; True also where that cannot be found out, as its reader says why."""
+    try:
+        name, is_read_here = find_dataset(dataset, split, configuration)
+        if is_read_here:
+            return bool(dataset_files.files_of_split(Path(name), split))
+        return split in _library_splits(name, configuration)
+    except Exception:  # whatever the many readers and the hub raise
+        return True
+
+
+def _library_splits(name: str, configuration: str | None) -> list[str]:
+    """List the splits that the `datasets` library knows."""
+    import datasets  # slow to import, and not needed for files that are read here
+
+    if (Path(name) / "dataset_dict.json").exists():
+        saved: Any = datasets.load_from_disk(name)
+        return list(saved)
+    return list(map(str, datasets.get_dataset_split_names(name, configuration)))
+
+
 def library_table(
     name: str,
     split: str,

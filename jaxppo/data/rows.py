@@ -6,12 +6,13 @@ import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from jaxppo.config import DataConfig
 from jaxppo.data.builtin import GeneratedSplit, builtin_split
 from jaxppo.data.chats import ANSWER, Row, plain_row
-from jaxppo.data.dataset_source import find_dataset, library_table
+from jaxppo.data.dataset_source import find_dataset, has_split, library_table
 from jaxppo.data.stream import stream_split
 from jaxppo.errors import DataError, MissingColumnError, PddlError
 from jaxppo.parallel import processes
@@ -25,6 +26,8 @@ from jaxppo.run.jsonl import to_plain_json
 
 # Columns of rows that are not planning problems.
 PROMPT_ONLY: Mapping[str, type] = {"prompt": str}
+# Columns by one of which a row shows that it is meant as a planning problem.
+_PLANNING_COLUMNS = {"domain_pddl", "problem_pddl", "reference_plan"}
 
 # --- splits
 
@@ -91,6 +94,39 @@ def generated_split(config: DataConfig, split: str) -> GeneratedSplit | None:
     return None
 
 
+def missing_splits(config: DataConfig, splits: Sequence[str]) -> list[str]:
+    """List those of the splits that a data set does not have; none where it is generated, or cannot be looked into."""
+    if config.is_generated:
+        return []
+    return [
+        split for split in splits if not has_split(config.dataset, split, config.dataset_config)
+    ]
+
+
+def check_splits(config: DataConfig, splits: Sequence[str]) -> None:
+    """Raise a `DataError` for a split that a data set does not have, without reading those that it has."""
+    for split in missing_splits(config, splits):
+        # Its reader says what there is instead.
+        read_rows(config.dataset, split, PROMPT_ONLY, config.dataset_config)
+
+
+def holds_problems(config: DataConfig, split: str) -> bool:
+    """Return whether the first row of a split is meant as a planning problem; True where it cannot be read."""
+    if config.is_generated:
+        return True
+    try:
+        name, is_read_here = find_dataset(config.dataset, split, config.dataset_config)
+        if is_read_here:
+            path = dataset_files.files_of_split(Path(name), split)[0]
+            row, _ = next(dataset_files.rows_of_file(path))
+        else:
+            row = library_table(name, split, config.dataset_config)[0]
+    # No file, no row, or one that cannot be read: the reader of the whole split says so.
+    except (DataError, IndexError, StopIteration):
+        return True
+    return not _PLANNING_COLUMNS.isdisjoint(row)
+
+
 def make_splits(config: DataConfig, splits: Sequence[str]) -> None:
     """Generate those splits that are generated and not cached yet: what is wrong with any of them is said at once.
 
@@ -137,9 +173,8 @@ def read_rows(
         rows = []
         for number, row in enumerate(library_table(name, split, configuration)):
             location = f"{name}, split {split}, row {number}"
-            if convert is not None:
-                row = convert(row, location)
-            rows.append(datasets.checked_row(row, location, columns))
+            converted = row if convert is None else convert(row, location)
+            rows.append(datasets.checked_row(converted, location, columns, source=row))
     if not rows:
         raise DataError(f"{dataset}, split {split}: expected at least one row, got none")
     return rows
@@ -209,8 +244,9 @@ class RowReader:
             DataError, PddlError: as for `load_split`.
         """
         with self.advising_on_columns():
-            row = datasets.checked_row(self.convert(row, location), location, self.columns)
-        return self.finish(row, number)
+            converted = self.convert(row, location)
+            datasets.checked_row(converted, location, self.columns, source=row)
+        return self.finish(converted, number)
 
     def convert(self, row: Row, location: str) -> Row:
         """Return a row with its turns read, before its columns are checked."""
@@ -239,7 +275,9 @@ class RowReader:
         try:
             yield
         except MissingColumnError as error:
-            if self._validator is None:
+            if "completion" in self.columns and self._validator is None:
+                advice = "rows to learn from have prompt and completion, or messages that end with the assistant's turn"
+            elif self._validator is None:
                 advice = "--prompt_column names another, and messages may hold a chat"
             else:
                 advice = "rows that are not planning problems need --reward_funcs module:function in place of plan"

@@ -185,6 +185,19 @@ def test_malformed_turns_are_one_error_that_names_row_and_field(row, named, tmp_
 CHAT = {"id": "r", "prompt": "b", "messages": [FIRST, ANSWER, SECOND], "completion": "stack b a"}
 
 
+@pytest.mark.parametrize(
+    ("validator", "turns", "named"),
+    [
+        ("builtin", 2, r"'id'.* among messages, animal; rows that are not planning problems need --reward_funcs"),
+        (None, 1, r"'completion'.* among messages, animal; .*assistant's turn"),
+    ],
+)
+def test_a_missing_column_is_named_with_those_of_the_file(validator, turns, named, tmp_path):
+    config = split_of(tmp_path, {"messages": [FIRST, ANSWER][:turns], "animal": "cat"})
+    with pytest.raises(DataError, match=named):
+        data.load_split(config, "train", validator, {"prompt": str, "completion": str})
+
+
 def test_all_turns_are_given_to_the_model_and_the_last_one_is_the_prompt_for_rewards():
     tokenizer = chat_tokenizer()
     template = data.make_chat_template(tokenizer)

@@ -150,16 +150,21 @@ def read_split(
     return _checked_rows(rows_of_file(path), columns, convert)
 
 
+def files_of_split(folder: Path, split: str) -> list[Path]:
+    """List the files that a split may be read from; the first one is taken."""
+    paths = [folder / f"{split}{ending}" for ending in SPLIT_ENDINGS]
+    return [path for path in paths if path.exists()]
+
+
 def _split_path(folder: Path, split: str) -> Path:
     """Return the file that a split is read from, with a warning where others of its name are not read."""
-    paths = [folder / f"{split}{ending}" for ending in SPLIT_ENDINGS]
-    existing = [path for path in paths if path.exists()]
+    existing = files_of_split(folder, split)
     if not existing:
         endings = ", ".join(SPLIT_ENDINGS[1:])
         files = sorted(path.name for path in folder.glob("*"))[:_MAX_NAMED]
         raise DataError(
-            f"{paths[0]}: expected this file, or one that ends in {endings}, got {', '.join(files) or 'no files'} in "
-            "the folder; train_split, eval_splits, headline_split name them"
+            f"{folder / split}{SPLIT_ENDINGS[0]}: expected this file, or one that ends in {endings}, got "
+            f"{', '.join(files) or 'no files'} in the folder; train_split, eval_splits, headline_split name them"
         )
     # Parquet beside JSON lines is usual: earlier versions of `build` wrote both.
     unread = [path.name for path in existing[1:] if path.suffix != ".parquet"]
@@ -245,7 +250,7 @@ def _checked_rows(
     rows = []
     for row, location in located_rows:
         converted = row if convert is None else convert(row, location)
-        rows.append(checked_row(converted, location, columns))
+        rows.append(checked_row(converted, location, columns, source=row))
     return rows
 
 

@@ -215,8 +215,19 @@ def partition_of_form(form: str) -> str:
     return _TENTHS[int.from_bytes(digest[:8], "big") % len(_TENTHS)]
 
 
-def checked_row(row: Any, location: str, columns: Mapping[str, type] = COLUMNS) -> Row:
+def checked_row(
+    row: Any,
+    location: str,
+    columns: Mapping[str, type] = COLUMNS,
+    source: Mapping[str, Any] | None = None,
+) -> Row:
     """Return the row if it has every one of the columns in the right type; further columns are not looked at.
+
+    Args:
+        row: to be checked.
+        location: names it in errors.
+        columns: with their types.
+        source: the row as it was read, whose columns an error lists; default: the row itself.
 
     Raises:
         DataError: a column is missing or of another type; the message starts with `location`.
@@ -224,7 +235,8 @@ def checked_row(row: Any, location: str, columns: Mapping[str, type] = COLUMNS) 
     for column, kind in columns.items():
         if column not in row:
             raise MissingColumnError(
-                f"{location}: field '{column}': expected {kind.__name__}, got nothing", row
+                f"{location}: field '{column}': expected {kind.__name__}, got nothing",
+                row if source is None else source,
             )
         # A bool is an int in Python, but no number of a data set.
         if not isinstance(row[column], kind) or isinstance(row[column], bool):
