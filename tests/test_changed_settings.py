@@ -39,7 +39,7 @@ def test_a_finished_run_says_what_it_does_not_take_and_stays_finished(tmp_path, 
             folder, "--total_episodes", "16", "--resume", "--quiet", "--kl_coef", "0.5", "--allow_changes", "kl_coef"
         )
         shown = " ".join(capsys.readouterr().out.split())
-        assert "warning: allow_changes: " in shown and "is finished, so kl_coef change" in shown
+        assert "warning: allow_changes: " in shown and "is finished: not applied: kl_coef" in shown
         other = ["--algorithm", "rloo", "--num_generations", "2", "--total_episodes", "48"]
         names = ["algorithm", "num_generations", "total_episodes"]
         with pytest.raises(DataError, match=r"no such array.*needs a new run"):

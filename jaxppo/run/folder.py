@@ -89,12 +89,11 @@ class Run:
         if not finished:
             return False
         self.console.print(f"{self.folder} is finished: nothing to resume")
-        current = plain_values(flatten(self.config))
-        changed = changed_settings(read_yaml(self.folder / CONFIG_FILE), current, self.config)
-        if changed:
-            self.console.warn(
-                f"allow_changes: {self.folder} is finished, so {', '.join(changed)} change nothing"
-            )
+        if self.config.run.allow_changes:
+            saved = read_yaml(self.folder / CONFIG_FILE)
+            changed = changed_settings(saved, plain_values(flatten(self.config)), self.config)
+            names = ", ".join(changed) or "nothing"
+            self.console.warn(f"allow_changes: {self.folder} is finished: not applied: {names}")
         return True
 
     @contextmanager

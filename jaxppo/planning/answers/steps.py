@@ -41,7 +41,9 @@ _JSON_STEP = (
 # A step that has other words than these before it in
 # its line is spoken about, and not part of a plan.
 _WORDS = r"step|steps|action|actions|move|then|next|first|firstly|second|third|finally|lastly|and|now|after that|plan"
-_LABELS = rf'[^\w()]*+(?:(?:(?:{_WORDS})(?!\w)|\d++|[a-z](?=[.)])|(?<=")\w++")[^\w(]*+)*+'
+# The outer repetition is not possessive: Python before 3.11.5 matches nothing then, since the
+# alternatives within can backtrack (cpython issue 106052). Each of them begins in its own way.
+_LABELS = rf'[^\w()]*+(?:(?:(?:{_WORDS})(?!\w)|\d++|[a-z](?=[.)])|(?<=")\w++")[^\w(]*+)*'
 _LABEL = re.compile(rf"(?:[^()\n]{{0,200}}:)?{_LABELS}", re.IGNORECASE)
 """What may stand before a step in its line."""
 _BETWEEN = re.compile(rf"(?!\s*+:){_LABELS}", re.IGNORECASE)
