@@ -514,19 +514,19 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
 def _without_aliases(args: list[str], config_class: type) -> list[str]:
     names = _aliases(config_class)
     result = []
-    written: dict[str, str] = {}
+    word_of_setting: dict[str, str] = {}
     for arg in args:
         flag, equals, value = arg.partition("=")
         # Only flags: words of their values stay as they are.
         if flag.startswith("--"):
-            given = flag[2:].replace("-", "_")
-            name = names.get(given, given)
-            other = written.setdefault(name, given)
-            if other != given:
+            word = flag[2:].replace("-", "_")
+            name = names.get(word, word)
+            other = word_of_setting.setdefault(name, word)
+            if other != word:
                 raise ConfigError(
-                    f"{name}: expected one of --{other} and --{given}, which mean the same, got both"
+                    f"{name}: expected one of --{other} and --{word}, which mean the same, got both"
                 )
-            if given in names:
+            if word in names:
                 flag = f"--{name}"
         result.append(flag + equals + value)
     return result
