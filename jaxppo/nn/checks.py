@@ -30,6 +30,14 @@ def check_num_layers(value: Any) -> None:
         raise ModelError(f"num_hidden_layers: expected {MAX_LAYERS} or fewer, got {value}")
 
 
+def check_heads_divide(num_heads: int, hidden_size: int) -> None:
+    """Raise a `ModelError` unless heads of one size make up the hidden size."""
+    if hidden_size % num_heads:
+        raise ModelError(
+            f"num_attention_heads: expected a divisor of hidden_size={hidden_size}, got {num_heads}"
+        )
+
+
 def check_bool(name: str, value: Any) -> None:
     """Raise a `ModelError` unless the value is true or false."""
     if type(value) is not bool:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from jaxppo.errors import ModelError
 from jaxppo.nn.checks import (
     check_at_least,
     check_bool,
+    check_heads_divide,
     check_num_layers,
     check_positive_int,
     check_token_id,
@@ -87,11 +87,7 @@ class ModelConfig:
 
     def _check_heads(self) -> None:
         """Check that the heads have sizes; a family may have more to say of them."""
-        if self.hidden_size % self.num_attention_heads != 0:
-            raise ModelError(
-                f"num_attention_heads: expected a divisor of hidden_size={self.hidden_size}, "
-                f"got {self.num_attention_heads}"
-            )
+        check_heads_divide(self.num_attention_heads, self.hidden_size)
 
     def _check_family(self) -> None:
         """Check what only this family has."""

@@ -12,6 +12,7 @@ from jaxppo.errors import ModelError
 from jaxppo.nn.checks import (
     check_bool,
     check_choice,
+    check_heads_divide,
     check_num_layers,
     check_positive_int,
     check_present,
@@ -146,9 +147,7 @@ class LlamaConfig(ModelConfig):
         num_heads = settings["num_attention_heads"]
         derived: dict[str, Any] = {"num_key_value_heads": num_heads}
         if "head_dim" not in settings:
-            if settings["hidden_size"] % num_heads:
-                divisor = f"a divisor of hidden_size={settings['hidden_size']}"
-                raise ModelError(f"num_attention_heads: expected {divisor}, got {num_heads}")
+            check_heads_divide(num_heads, settings["hidden_size"])
             derived["head_dim"] = settings["hidden_size"] // num_heads
         interval = KINDS[settings.get("model_type", "llama")].unrotated_every
         if interval:

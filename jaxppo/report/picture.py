@@ -197,12 +197,17 @@ def _draw_evaluation(axes: Any, evals: Mapping[str, Any]) -> None:
         axes.legend(loc="upper right", ncols=len(moments), borderaxespad=0)
 
 
+def _measured(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the validity of a split, or the mean reward of data that are no planning problems."""
+    return result["validity" if "validity" in result else "reward"]
+
+
 def _bar(result: Mapping[str, Any]) -> tuple[float, float, float, str] | None:
     """Return the height of a bar, how far its interval reaches below and above it, and its text.
 
     None where no completion has a score, or no row was judged.
     """
-    measured = result["validity" if "validity" in result else "reward"]
+    measured = _measured(result)
     if measured["n"] == 0:
         return None
     if "validity" in result:
@@ -219,7 +224,7 @@ def _bar(result: Mapping[str, Any]) -> tuple[float, float, float, str] | None:
 
 
 def _split_label(split: str, result: Mapping[str, Any], evals: Mapping[str, Any]) -> str:
-    count = result["validity" if "validity" in result else "reward"]["n"]
+    count = _measured(result)["n"]
     headline = " (headline)" if split == evals.get("headline_split") else ""
     return f"{split}{headline}\nn = {count}"
 

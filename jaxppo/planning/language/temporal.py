@@ -81,8 +81,9 @@ def parse_planner_output(
 
     Where time does not matter, they give the order of the steps and nothing more.
     """
-    if needs_time_stamps(domain_pddl, problem_pddl):
-        return parse_timed_plan_text(plan_text)
+    plan = parse_plan_for(domain_pddl, problem_pddl, plan_text)
+    if isinstance(plan, ParsedTimedPlan):
+        return plan
     timed = parse_timed_plan_text(plan_text)
     # Steps at the same time have no order, so such a text is no plan of a problem without time.
     starts = {step.start for step in timed.steps}
@@ -90,7 +91,7 @@ def parse_planner_output(
         return ParsedPlan(
             tuple(step.action for step in sorted(timed.steps, key=lambda step: step.start))
         )
-    return parse_plan_text(plan_text)
+    return plan
 
 
 def read_names(domain_pddl: str, problem_pddl: str) -> PlanNames:
