@@ -92,8 +92,9 @@ class Run:
         if self.config.run.allow_changes:
             saved = read_yaml(self.folder / CONFIG_FILE)
             changed = changed_settings(saved, plain_values(flatten(self.config)), self.config)
-            names = ", ".join(changed) or "nothing"
-            self.console.warn(f"allow_changes: {self.folder} is finished: not applied: {names}")
+            if changed:
+                names = ", ".join(changed)
+                self.console.warn(f"allow_changes: {self.folder} is finished: not applied: {names}")
         return True
 
     @contextmanager
@@ -129,8 +130,7 @@ class Run:
             and (self.folder / CONFIG_FILE).exists()
         ):
             write_yaml(self.config, self.folder / CONFIG_FILE, command_line())
-            if self.evals:
-                self.write_evals(self.evals)
+            self.write_evals(self.evals)
 
     def keep_samples(self, moment: str, samples: dict[str, Any]) -> None:
         """Keep some of the answers of an evaluation in `eval_samples.json`, in the first process."""

@@ -133,6 +133,25 @@ def test_claim_lets_one_of_two_win(tmp_path, monkeypatch):
     assert contents(tmp_path / "run") == first
 
 
+def test_a_finished_run_that_is_given_more_steps_is_unfinished_until_it_has_taken_them(tmp_path):
+    """Also of a command whose evaluations have no `before`."""
+    folder = tmp_path / "run"
+
+    def begun(total_episodes, **settings):
+        config = replace(SFTConfig(), output_dir=str(folder), total_episodes=total_episodes, **settings)
+        return run_folder.begin("sft", config)
+
+    first = begun(64)
+    with first.claimed():
+        first.write_evals({"test": {"validity": 0.5}})
+    assert begun(64, resume=True).is_finished()
+    longer = begun(128, resume=True, allow_changes=("total_episodes",))
+    assert not longer.is_finished()
+    with longer.claimed():
+        longer.keep_settings()
+    assert not begun(128, resume=True).is_finished()
+
+
 def test_a_resume_that_finds_no_run_is_warned_of(tmp_path, capsys):
     config = replace(TrainConfig(), output_dir=str(tmp_path / "frist"), resume=True)
     run = run_folder.begin("train", config)
