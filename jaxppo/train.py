@@ -36,6 +36,7 @@ from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.learner import Learner
 from jaxppo.rl.start import Start, StartModels, load_start
 from jaxppo.rl.step import Gather, Training, train_step
+from jaxppo.rl.trained_models import frozen_bases
 from jaxppo.run import activity, cli, preemption
 from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
@@ -321,7 +322,8 @@ def _carry_out(
     run.console.stage("Saving")
     params, frozen = stacks.unstack(setup.learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
-        write_models(run.folder, meta, params, frozen, setup.tokenizer, evals)
+        bases = None if frozen is None else frozen_bases(frozen, params)
+        write_models(run.folder, meta, params, bases, setup.tokenizer, evals)
         plot_run(run.folder, evals)
     run.write_evals(evals)  # last: "after" marks a run as finished
     samples = (

@@ -216,7 +216,7 @@ class Learner:
                 lambda: models.init_params(self.value_model, jax.random.key(0), "score")
             )
         state = jax.eval_shape(self.init_state, policy, value)
-        persistent = self.models.persistent_arrays(state, policy, value)
+        persistent = self.models.persistent_arrays(state, policy)
         # What samples and scores: with adapters attached, and layers one by one.
         whole_models = jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state)
         return memory.RunShapes(

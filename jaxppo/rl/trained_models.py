@@ -103,6 +103,9 @@ class TrainedModels:
             trained, frozen = whole_models, None
         else:
             trained, frozen = _split_adapters(whole_models, adapters)
+            if value is None or "trunk" not in value:
+                # A program that got the policy's trunk once more would hold it twice.
+                frozen.pop("value", None)
         # The first update donates the memory of this state:
         # without copies it would write over what was given.
         copies = jax.tree.map(lambda x: jnp.array(x, copy=True), trained)
@@ -139,9 +142,10 @@ class TrainedModels:
         if frozen is None:
             return trained
         assert self.adapter is not None
+        bases = frozen_bases(frozen, trained)
         whole_models: Params = {}
         for name, adapter in trained.items():
-            whole_models[name] = lora.attach(frozen[name], adapter, self.adapter.scale)
+            whole_models[name] = lora.attach(bases[name], adapter, self.adapter.scale)
         return whole_models
 
     def reference(self, state: TrainState, policy: Params) -> Params | None:
@@ -180,15 +184,12 @@ class TrainedModels:
         kl_coef = self._parallel.put(jnp.float32(self._config.rl.kl_coef))
         return state._replace(controls=state.controls._replace(kl_coef=kl_coef))
 
-    def persistent_arrays(
-        self, state: TrainState, policy: Params, value: Params | None
-    ) -> dict[str, Any]:
+    def persistent_arrays(self, state: TrainState, policy: Params) -> dict[str, Any]:
         """Return what is on the devices throughout a run, by name: trees of shapes.
 
         Args:
             state: shapes of what `init_state` makes of these models.
             policy: shapes of the policy.
-            value: shapes of a value model of its own; None: it has the policy's trunk, or a copy of it.
         """
         arrays: dict[str, Any] = {f"{name} to train": tree for name, tree in state.params.items()}
         arrays["optimizer"] = state.opt_state
@@ -197,13 +198,27 @@ class TrainedModels:
             if has_reference:
                 arrays["reference"] = jax.eval_shape(self.reference, state, policy)
             return arrays
-        # One set of frozen arrays may lie under several adapters: it counts once.
         arrays["frozen base"] = state.frozen["policy"]
         if self._config.peft.lora_path is not None and has_reference:
             arrays["adapter of the reference"] = state.params["policy"]
-        if value is not None and "trunk" in value:
+        if "value" in state.frozen:
             arrays["frozen value base"] = state.frozen["value"]
         return arrays
+
+
+def frozen_bases(frozen: Params, trained: Params) -> Params:
+    """Return the frozen weights under each model that is trained, by name.
+
+    Args:
+        frozen: of the state: {"policy"}, and {"value"} where the value model has a trunk of its own.
+        trained: parameters of the state. A value model that has adapters and no trunk of its own shares the policy's;
+            one that is a head has nothing frozen of its own.
+    """
+    bases = dict(frozen)
+    if "value" in trained and "value" not in frozen:
+        is_head = "trunk" not in trained["value"]
+        bases["value"] = {} if is_head else {"trunk": frozen["policy"]["trunk"]}
+    return bases
 
 
 def _split_adapters(whole_models: Params, adapters: Params) -> tuple[Params, Params]:

@@ -411,9 +411,7 @@ def test_of_models_with_adapters_only_these_and_the_value_head_are_trained(value
     state = make_ppo(replace(ADAPTERS, value_model=value_model)).init_state(POLICY)
     trained = {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(state.params)}
     assert trained == {"lora_a", "lora_b", "kernel", "bias"} - ({"bias"} if value_model == "separate" else set())
-    if value_model == "separate":
-        shared = jax.tree.map(lambda a, b: a is b, state.frozen["policy"]["trunk"], state.frozen["value"]["trunk"])
-        assert all(jax.tree.leaves(shared))
+    assert set(state.frozen) == {"policy"}  # `update` gets the trunk once, which the value model shares
     moments = [leaf.size for leaf in jax.tree.leaves(state.opt_state)]
     assert sum(moments) < 2.1 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
