@@ -14,10 +14,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import data, hf, models
-from jaxppo.config import SFTConfig
+from jaxppo.config import LoopConfig, SFTConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
-from jaxppo.evaluate.evaluator import Evaluator, eval_metrics, make_evaluator
+from jaxppo.evaluate.evaluator import (
+    Evaluator,
+    choose_fixed,
+    eval_metrics,
+    load_rows,
+    make_evaluator,
+)
+from jaxppo.evaluate.held_out import HeldOut, ReferenceLoss, encode_held_out
 from jaxppo.evaluate.printing import print_results
 from jaxppo.hf import hub
 from jaxppo.hf.export import base_of, models_meta, write_models, write_tokenizer
@@ -150,7 +157,6 @@ def _training_rows(
         return TrainingRows(
             _encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream"
         )
-    limit = None if config.max_length is None else data.RowLimit(config.max_length, config.overlong)
     fitting = data.without_overlong(tokenizer, rows, config.data, template)
     num_left_out = len(rows) - len(fitting)
     data.report_left_out(console.print, config.data, {config.data.train_split: num_left_out})
@@ -163,7 +169,7 @@ def _training_rows(
         return TrainingRows(
             _encoded_when_needed(config, model, tokenizer, template, batches), source
         )
-    return _fixed_rows(config, fitting, tokenizer, template, limit, console)
+    return _fixed_rows(config, fitting, tokenizer, template, console)
 
 
 _COLUMNS: dict[str, type] = {"prompt": str, "completion": str}
@@ -182,35 +188,39 @@ def _judges_plans(config: SFTConfig) -> bool:
     return config.reward.judges_plans
 
 
+def _scores_answers(config: SFTConfig) -> bool:
+    """Return whether answers to held-out rows can be scored: not those to rows that `plan` alone is to reward."""
+    return not config.reward.judges_plans or _judges_plans(config)
+
+
 def fit_to_data(config: SFTConfig) -> tuple[SFTConfig, str | None]:
-    """Leave out evaluations that cannot be made: of rows without a reward, and of default splits that are missing.
+    """Leave out default evaluation splits that are missing.
 
     Nothing is refused here, before the processes of a run have joined: the readers of the data do that.
 
     Returns:
-        The settings, and a line that says what was left out; None where all is evaluated.
+        The settings, and a line that says what is not evaluated; None where all is.
     """
     splits = config.data.eval_splits
     missing = data.missing_splits(config.data, splits)
     # A split that was named and is missing is a mistake, which `read_inputs` meets before it loads the model.
     if not splits or (missing and config.data.names_eval_splits):
         return config, None
-    if config.reward.judges_plans and not _judges_plans(config):
-        remaining = []
-        line = (
-            "nothing is evaluated, as the rows are no planning problems and no reward function is named; "
-            "--reward_funcs module:function scores answers to eval_splits"
-        )
-    else:
-        if not missing:
-            return config, None
-        remaining = [split for split in splits if split not in missing]
-        line = (
-            f"eval_splits: {', '.join(missing)} left out, which {config.data.dataset} does not have; "
+    remaining = tuple(split for split in splits if split not in missing)
+    lines = []
+    if missing:
+        nothing = "" if remaining else ", so nothing is evaluated"
+        lines.append(
+            f"eval_splits: {', '.join(missing)} left out, which {config.data.dataset} does not have{nothing}; "
             "--eval_splits names others"
         )
-    changed = dataclasses.replace(config.data, eval_splits=tuple(remaining))
-    return dataclasses.replace(config, data=changed), line
+    if remaining and not _scores_answers(config):
+        lines.append(
+            f"{', '.join(remaining)}: evaluated by the loss alone, as the rows are no planning problems and no reward "
+            "function is named; --reward_funcs module:function scores answers"
+        )
+    changed = dataclasses.replace(config.data, eval_splits=remaining) if missing else config.data
+    return dataclasses.replace(config, data=changed), "\n".join(lines) or None
 
 
 def _encoded_when_needed(
@@ -239,16 +249,15 @@ def _fixed_rows(
     rows: list[data.Row],
     tokenizer: Any,
     template: data.ChatTemplate,
-    limit: data.RowLimit | None,
     console: Console,
 ) -> TrainingRows:
+    max_prompt_length, limit = data.limits_of(config)
     supervised = data.SupervisedData(
         rows,
         tokenizer,
         config.batch_size,
         config.run.seed,
-        # A long prompt is part of a long row
-        config.data.longest_prompt if limit is None else None,
+        max_prompt_length,
         template,
         limit,
         assistant_only=config.assistant_only_loss,
@@ -298,8 +307,45 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     return SupervisedInputs(start, model, template, training)
 
 
+def _read_held_out(
+    config: SFTConfig, inputs: SupervisedInputs, learner: SFT, console: Console
+) -> HeldOut:
+    """Load the rows of eval_splits, and make what measures them."""
+    tokenizer = inputs.start.tokenizer
+    template = inputs.template
+    evaluator = None
+    rows = {}
+    left_out = {}
+    if _scores_answers(config):
+        evaluator = _make_evaluator(config, inputs, learner.parallel)
+        rows = evaluator.rows
+        left_out = evaluator.left_out
+    else:
+        for split, all_rows in load_rows(config.data, config.reward, None).items():
+            rows[split] = data.without_overlong(tokenizer, all_rows, config.data, template)
+            left_out[split] = len(all_rows) - len(rows[split])
+    data.report_left_out(console.print, config.data, left_out)
+    encode = partial(encode_held_out, config, inputs.model, tokenizer, template)
+    encoded = {}
+    fixed = {}
+    for split, split_rows in rows.items():
+        encoded[split] = encode(split, split_rows, console.print)
+        fixed[split] = encoded[split]
+        chosen = choose_fixed(split_rows, config.evaluation.eval_rows, config.data.data_seed)
+        if len(chosen) < len(split_rows):
+            fixed[split] = encode(split, [split_rows[i] for i in chosen])
+    loss = ReferenceLoss(
+        inputs.model,
+        learner.parallel,
+        tokenizer.pad_token_id,
+        config.evaluation.eval_batch_size,
+        learner.room,
+    )
+    return HeldOut(encoded, fixed, loss, evaluator)
+
+
 def _make_evaluator(
-    config: SFTConfig, inputs: SupervisedInputs, parallel: DataParallel, console: Console
+    config: SFTConfig, inputs: SupervisedInputs, parallel: DataParallel
 ) -> Evaluator:
     start = inputs.start
     load_model = registry.reward_model_loader(
@@ -311,13 +357,28 @@ def _make_evaluator(
         config.data.system_prompt,
     )
     rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
-    evaluator = make_evaluator(config, inputs.model, start.tokenizer, parallel, rewards)
-    config.with_best_metric().loop.check_evaluated(evaluator.metric_names)
-    data.report_left_out(console.print, config.data, evaluator.left_out)
-    return evaluator
+    return make_evaluator(config, inputs.model, start.tokenizer, parallel, rewards)
 
 
-def _print_plan(run: Run, inputs: SupervisedInputs, learner: SFT, evaluator: Evaluator) -> None:
+def _loop_settings(config: SFTConfig, held_out: HeldOut) -> LoopConfig:
+    """Return when a run evaluates and saves, with the metric of its best checkpoint, where there is a default.
+
+    Raises:
+        ConfigError: an evaluation does not measure the one that is named.
+    """
+    losses = held_out.loss_names
+    loop = config.loop
+    if held_out.evaluator is not None:
+        loop = config.with_best_metric().loop
+    elif losses:
+        # Nothing else is measured.
+        loop = loop.with_best_metric(losses[0])
+    answers = set() if held_out.evaluator is None else held_out.evaluator.metric_names
+    loop.check_evaluated(answers.union(losses))
+    return loop
+
+
+def _print_plan(run: Run, inputs: SupervisedInputs, learner: SFT, held_out: HeldOut) -> None:
     """Print what a run will do, and warn of settings that rarely do what was meant."""
     config = learner.config
     start = inputs.start
@@ -327,7 +388,7 @@ def _print_plan(run: Run, inputs: SupervisedInputs, learner: SFT, evaluator: Eva
         f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {inputs.training.source}, "
         f"{parameters:,} parameters{adapters}, into {run.folder}"
     )
-    budget = learner.budget(inputs.training.rows, evaluator.memory)
+    budget = learner.budget(inputs.training.rows, held_out.memory)
     print_memory(run.console, budget)
     pretrained = None if start.loaded is None else parameters
     use_peft = start.adapter is not None
@@ -352,11 +413,12 @@ def sft(config: SFTConfig) -> Path:
         return run.folder
     assert run.trackers is not None  # trackers that are not installed are met here
     inputs = read_inputs(config, run.parallel, run.console)
-    evaluator = _make_evaluator(config, inputs, run.parallel, run.console)
     learner = SFT(
         config, inputs.model, run.parallel, inputs.training.rows.length_gaps, inputs.start.adapter
     )
-    _print_plan(run, inputs, learner, evaluator)
+    held_out = _read_held_out(config, inputs, learner, run.console)
+    loop = _loop_settings(config, held_out)
+    _print_plan(run, inputs, learner, held_out)
     if config.run.dry_run:
         return run.folder
     params = inputs.start.params
@@ -366,24 +428,29 @@ def sft(config: SFTConfig) -> Path:
     with activity.show("placing the model"):
         state = run.parallel.put(learner.init_state(params, inputs.start.adapter_params))
     with hub.pushed(run), run.claimed(), reported(run.folder, run.console), run.trackers:
-        _carry_out(run, config, inputs, learner, evaluator, state)
+        _carry_out(run, loop, inputs, learner, held_out, state)
     return run.folder
 
 
 def _carry_out(
     run: Run,
-    config: SFTConfig,
+    loop: LoopConfig,
     inputs: SupervisedInputs,
     learner: SFT,
-    evaluator: Evaluator,
+    held_out: HeldOut,
     state: TrainState,
 ) -> None:
     """Train, evaluate, export."""
+    config = run.config
     tokenizer = inputs.start.tokenizer
+
+    def evaluate(state: TrainState) -> dict[str, float]:
+        return eval_metrics(held_out.measure(learner.policy(state), fixed_rows_only=True))
+
     steps = LoopSteps(
         total=config.num_updates,
         step=learner.step(inputs.training.rows),
-        evaluate=lambda state: eval_metrics(evaluator(learner.policy(state), fixed_rows_only=True)),
+        evaluate=evaluate,
         meta=_meta(run, config, inputs),
         title="SFT",
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {run.folder}",
@@ -391,8 +458,8 @@ def _carry_out(
     )
     if processes.is_first():
         write_tokenizer(run.folder, tokenizer)
-    state, meta = TrainingLoop(run, config.with_best_metric().loop, steps, state).run()
-    results = evaluator(learner.policy(state))
+    state, meta = TrainingLoop(run, loop, steps, state).run()
+    results = held_out.measure(learner.policy(state))
     run.trackers.log(config.num_updates, eval_metrics(results))
     params, frozen = stacks.unstack(learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():

@@ -19,6 +19,7 @@ from jaxppo.config import SFTConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.data.batches import packed
 from jaxppo.errors import ConfigError, DataError
+from jaxppo.evaluate.held_out import ReferenceLoss
 from jaxppo.nn import lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import stacks
@@ -159,6 +160,8 @@ def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
     ).loss
     computed.backward()
     np.testing.assert_allclose(value, computed.item(), atol=1e-5)
+    held_out = ReferenceLoss(LLAMA, learner.parallel, 0, 1)(learner.policy(state), {"test": TOKEN_ROWS})
+    np.testing.assert_allclose(held_out["test"]["loss"], computed.item(), atol=1e-5)
     expected = peft_gradients(theirs, tmp_path / "gradients", LLAMA)
     jax.tree.map(
         lambda ours, peft: np.testing.assert_allclose(ours, peft, atol=1e-5, rtol=0),
@@ -219,13 +222,36 @@ def chat_config(chats, folder, **changes):
     return replace(SFTConfig(), output_dir=str(folder), **settings, **changes)
 
 
+def test_chats_are_evaluated_by_their_loss_without_a_reward(chats, tmp_path, capsys):
+    # The split to evaluate has the rows to learn from, all of which are a step.
+    dataset = write_rows(tmp_path / "data", train=CHATS, test=[*CHATS, {"prompt": "on a"}])
+    flags = ["--model_path", str(chats / "model"), "--dataset", dataset, "--output_dir", str(tmp_path / "run")]
+    flags += ["--batch_size", "8", "--total_episodes", "24", "--eval_steps", "1", "--assistant_only_loss"]
+    flags += ["--max_length", "16", "--learning_rate", "1e-2", "--report_to", "none"]
+    folder = sft.sft(parse_cli(SFTConfig, "sft", flags))
+    printed = capsys.readouterr().out
+    for words in ("test: evaluated by the loss alone", "--reward_funcs module:function", "1 have no completion"):
+        assert printed.count(words) == 1
+    assert "test_longer left out" in printed and "best checkpoint: update 2" in printed
+    first, second, last = read_metrics(folder / "metrics.jsonl")
+    results = json.loads((folder / "eval.json").read_text())
+    assert results.keys() == {"test"} and results["test"].keys() == {"loss", "loss_tokens"}
+    # What a step learns from is measured before it, and an evaluation comes after it.
+    np.testing.assert_allclose(first["eval/test/loss"], second["loss"], rtol=1e-5)
+    np.testing.assert_allclose(second["eval/test/loss"], last["loss"], rtol=1e-5)
+    assert "eval/test/loss" not in last and results["test"]["loss"] < second["eval/test/loss"]
+    assert f"test: loss {results['test']['loss']:.4f} nats per token" in printed
+    assert "loss on test, after training" in (folder / "report.html").read_text()
+    assert "| test | loss | - |" in (folder / "policy" / "README.md").read_text()
+
+
 def test_chats_are_learned_without_a_reward_and_with_the_splits_that_there_are(chats, tmp_path, capsys):
     dataset = write_rows(tmp_path / "data", train=CHATS)
     flags = ["--model_path", str(chats / "model"), "--dataset", dataset, "--output_dir", str(tmp_path / "run")]
     flags += ["--batch_size", "4", "--total_episodes", "8", "--report_to", "none"]
     folder = sft.sft(parse_cli(SFTConfig, "sft", flags))
     printed = capsys.readouterr().out
-    assert printed.count("nothing is evaluated") == 1 and "--reward_funcs module:function" in printed
+    assert printed.count("nothing is evaluated") == 1 and "--eval_splits names others" in printed
     assert len(read_metrics(folder / "metrics.jsonl")) == 2
     assert json.loads((folder / "eval.json").read_text()) == {}
     assert (folder / "policy" / "model.safetensors").exists()
@@ -238,8 +264,8 @@ def test_chats_are_learned_without_a_reward_and_with_the_splits_that_there_are(c
 @pytest.mark.parametrize(
     ("flags", "remaining", "words"),
     [
-        ([], (), "nothing is evaluated"),
-        (["--eval_splits", "test"], (), "nothing is evaluated"),
+        ([], ("test",), "test: evaluated by the loss alone"),
+        (["--eval_splits", "test"], ("test",), "test: evaluated by the loss alone"),
         (["--eval_splits"], (), None),
         (["--reward_funcs", "a:b"], ("test",), "eval_splits: test_longer left out"),
         (["--reward_funcs", "a:b", "--preset", "tiny"], ("test",), "eval_splits: test_longer left out"),

@@ -14,6 +14,7 @@ from jaxppo.data.batches import (
     bucket,
     chunks,
     length_gaps,
+    packed,
     pad_left,
     padded_size,
     right_padded,
@@ -30,7 +31,13 @@ from jaxppo.data.encoding import (
     encode_rows,
 )
 from jaxppo.data.fresh import FreshData, renamed_in_every_epoch
-from jaxppo.data.overlong import RowLimit, report_left_out, without_overlong
+from jaxppo.data.overlong import (
+    RowLimit,
+    limits_of,
+    report_left_out,
+    within_limit,
+    without_overlong,
+)
 from jaxppo.data.rows import (
     Row,
     check_same,
@@ -79,11 +86,13 @@ __all__ = [
     "has_stop_string",
     "holds_problems",
     "length_gaps",
+    "limits_of",
     "load_split",
     "make_chat_template",
     "make_curriculum",
     "make_splits",
     "missing_splits",
+    "packed",
     "pad_left",
     "padded_size",
     "preferences",
@@ -96,6 +105,7 @@ __all__ = [
     "stop_table",
     "stream_of",
     "token_ids",
+    "within_limit",
     "without_overlong",
     "word_tokenizer",
     "words_of_dataset",

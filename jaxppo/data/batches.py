@@ -230,6 +230,12 @@ class SupervisedData:
             tokenizer, rows, max_prompt_length, template, assistant_only=assistant_only
         )
         self._rows, self.overlong, self.left_out = within_limit(rows, encoded, limit)
+        if limit is not None and not self._rows:
+            shortest = min(ids.length for ids in encoded)
+            raise DataError(
+                f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {len(rows)} longer "
+                f"ones, the shortest with {shortest}"
+            )
         self._lengths = [row.length for row in self._rows]
         self.longest = max(self._lengths)
         self.length_gaps = length_gaps(self._lengths)

@@ -42,6 +42,11 @@ class EncodedRow(NamedTuple):
         """How many tokens the row has."""
         return len(self.prompt) + len(self.completion)
 
+    @property
+    def num_learned(self) -> int:
+        """How many tokens of the completion are learned."""
+        return len(self.completion) if self.loss_mask is None else sum(self.loss_mask)
+
 
 # --- prompts
 

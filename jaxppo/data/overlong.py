@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxppo.config import DataConfig
+from jaxppo.config import DataConfig, SFTConfig
 from jaxppo.data.chat_template import ChatTemplate
 from jaxppo.data.encoding import EncodedRow, encode_prompts_of_any_length
 from jaxppo.data.rows import Row
@@ -27,6 +27,14 @@ class LimitedRows(NamedTuple):
     left_out: int  # how many of these are not among the rows
 
 
+def limits_of(config: SFTConfig) -> tuple[int | None, RowLimit | None]:
+    """Return the most tokens of a prompt, and the limit of rows to learn from; None: any number."""
+    if config.max_length is None:
+        return config.data.longest_prompt, None
+    # A long prompt is part of a long row.
+    return None, RowLimit(config.max_length, config.overlong)
+
+
 def within_limit(
     rows: Sequence[Row],
     encoded: Sequence[EncodedRow],
@@ -42,8 +50,11 @@ def within_limit(
         encoded: the same, as token ids.
         limit: most tokens; None for any number.
 
+    Returns:
+        What is left, maybe no row.
+
     Raises:
-        DataError: the first overlong row under `overlong: error`; the message names it. Or no row is left.
+        DataError: the first overlong row under `overlong: error`; the message names it.
     """
     if limit is None:
         return LimitedRows(list(encoded), 0, 0)
@@ -68,12 +79,6 @@ def within_limit(
             has_loss = any(shorter.loss_mask)
         if limit.overlong == "cut" and has_loss:
             rows_within.append(shorter)
-    if not rows_within:
-        shortest = min(ids.length for ids in encoded)
-        raise DataError(
-            f"max_length: expected a row with at most {limit.max_length} tokens to learn, got {len(rows)} longer ones, "
-            f"the shortest with {shortest}"
-        )
     return LimitedRows(rows_within, num_overlong, len(encoded) - len(rows_within))
 
 

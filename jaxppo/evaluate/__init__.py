@@ -8,6 +8,7 @@ __all__ = [
     "answers",
     "comparison",
     "evaluator",
+    "held_out",
     "intervals",
     "plan_metrics",
     "predictions",

@@ -489,9 +489,11 @@ def eval_metrics(results: Results) -> dict[str, float]:
     """Return the metrics that an evaluation adds to the record of its update, per domain where there are several."""
     validity = {}
     domain_validity = {}
-    mean_reward = {}
+    others = {}
     for split, result in results.items():
-        mean_reward[f"eval/{split}/mean_reward"] = result["mean_reward"]
+        for name in ("mean_reward", "loss"):
+            if name in result:
+                others[f"eval/{split}/{name}"] = result[name]
         if "validity" not in result:
             continue
         validity[f"eval/{split}/validity"] = result["validity"]["rate"]
@@ -500,4 +502,4 @@ def eval_metrics(results: Results) -> dict[str, float]:
             for domain, cell in result["domains"].items():
                 domain_validity[f"eval/{split}/{domain}/validity"] = cell["validity"]["rate"]
     # Records name the validity of all splits first.
-    return validity | domain_validity | mean_reward
+    return validity | domain_validity | others

@@ -96,15 +96,26 @@ def score_text(score: float | None) -> str:
 
 def summary_line(split: str, result: dict[str, Any]) -> str:
     """Return one line about a split for the terminal."""
+    parts = []
     # Data that are no planning problems have no verdicts.
-    if "validity" not in result:
+    if "validity" in result:
+        validity = result["validity"]
+        parts += [
+            f"valid {interval_text(validity)} of {validity['n']} ({result['validator']})",
+            f"executable {result['executability']['rate']:.1%}",
+            f"reward {result['mean_reward']:.3f}",
+        ]
+    elif "reward" in result:
         reward = result["reward"]
-        return f"{split}: mean reward {interval_text(reward)} of {reward['n']}, ended {result['ended']['rate']:.1%}"
-    validity = result["validity"]
-    return (
-        f"{split}: valid {interval_text(validity)} of {validity['n']} ({result['validator']}), "
-        f"executable {result['executability']['rate']:.1%}, reward {result['mean_reward']:.3f}"
-    )
+        parts += [
+            f"mean reward {interval_text(reward)} of {reward['n']}",
+            f"ended {result['ended']['rate']:.1%}",
+        ]
+    if "loss" in result:
+        parts.append(
+            f"loss {result['loss']:.4f} nats per token over {result['loss_tokens']:,} tokens"
+        )
+    return f"{split}: {', '.join(parts)}"
 
 
 def print_results(console: Console, results: dict[str, dict[str, Any]]) -> None:

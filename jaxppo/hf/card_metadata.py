@@ -23,6 +23,7 @@ MEASURES = {
     "executability": "executable plans",
     "accuracy": "pairs ordered as preferred",
     "mean_reward": "mean reward",
+    "loss": "loss",
 }
 """Measures of an evaluation that a card shows, and what they are called there."""
 

@@ -106,13 +106,21 @@ def rows_at_once(
 
 
 def scored_rows(
-    config: TrainConfig, models: Sequence[ModelConfig], length: int, room: int | None = None
+    models: Sequence[ModelConfig],
+    length: int,
+    room: int | None = None,
+    configured: int | None = None,
 ) -> int | None:
-    """Return how many rows a device takes per scoring pass, as configured or by default; None: all.
+    """Return how many rows a device takes in a forward pass alone, as configured or by default; None: all.
 
     On an accelerator, so many that a layer's results take no more than the `room` for a gradient's.
+
+    Args:
+        models: architectures.
+        length: tokens of a row, padding included.
+        room: see `rows_at_once`.
+        configured: the number, where a setting says it.
     """
-    configured = config.rl.local_rollout_forward_batch_size
     if configured is not None:
         return configured
     if platform.current().name == "cpu" or room is None:
@@ -376,7 +384,8 @@ def budget(
     rows = config.batch_size // row_shards
     parts = micro_batches(config, models, length, row_shards, room, shapes.tensor)
     micro_rows = config.mini_batch_size // row_shards // parts
-    at_once = min(rows, scored_rows(config, models, length, room) or rows)
+    configured = config.rl.local_rollout_forward_batch_size
+    at_once = min(rows, scored_rows(models, length, room, configured) or rows)
     decoding = {"weights": _decoding_weights(shapes, config.peft.use_peft)}
     if shapes.is_split:
         scoring = max(_gathered(shapes))

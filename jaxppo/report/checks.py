@@ -36,7 +36,7 @@ def concerns(run: RunData) -> list[Concern]:
         if metric.alarm:
             alarms += _alarms(metric, values)
         else:
-            courses += _course(metric, values, run.band(metric.name))
+            courses += _course(name, metric, values, run.band(metric.name))
     return [*alarms, *_result(run), *_flat_reward(run), *courses]
 
 
@@ -62,7 +62,9 @@ def _alarms(metric: Metric, values: Sequence[float]) -> Iterator[Concern]:
         )
 
 
-def _course(metric: Metric, values: Sequence[float], band: Band | None) -> Iterator[Concern]:
+def _course(
+    name: str, metric: Metric, values: Sequence[float], band: Band | None
+) -> Iterator[Concern]:
     """Find a metric that ends above its range, is below it on the whole, or shows a pattern it is watched for."""
     end = fmean(last_part(values))
     # On the whole: with the learning rate, sizes of updates fall to 0 at the end of every run.
@@ -70,15 +72,13 @@ def _course(metric: Metric, values: Sequence[float], band: Band | None) -> Itera
     above = side_of_band(end, band)
     below = side_of_band(mean, band)
     if metric.too_high and above.startswith("above"):
-        yield Concern(f"`{metric.name}` ends at {short(end)}, {above}.", _sentence(metric.too_high))
+        yield Concern(f"`{name}` ends at {short(end)}, {above}.", _sentence(metric.too_high))
     if metric.too_low and below.startswith("below"):
         yield Concern(
-            f"`{metric.name}` is {short(mean)} on the whole, {below}.", _sentence(metric.too_low)
+            f"`{name}` is {short(mean)} on the whole, {below}.", _sentence(metric.too_low)
         )
     if metric.watch is not None and (pattern := metric.watch.trend(values)):
-        finding = (
-            f"`{metric.name}` is {pattern}: {short(values[0])} at first, {short(end)} at last."
-        )
+        finding = f"`{name}` is {pattern}: {short(values[0])} at first, {short(end)} at last."
         yield Concern(finding, _sentence(metric.watch.advice))
 
 

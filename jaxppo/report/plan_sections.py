@@ -29,6 +29,7 @@ _COLUMNS = {
     "ended": "ended",
     "length / reference": "length_ratio",
     "C* / C": "quality",
+    "loss": "loss",
 }
 
 
@@ -143,7 +144,8 @@ def _summary(models: Models) -> Table:
     rows = []
     for split in _splits(models):
         for name, label, cell in _split_and_domains(models, split):
-            values = [cell[key] for key in columns.values()]
+            # The loss is that of a split, without its domains.
+            values = [cell.get(key) for key in columns.values()]
             values += [cell["pass_at_k"].get(k) for k in powers]
             rows.append([name, label, cell["rows"], *values])
     # The rows of a single model need not name it.

@@ -247,8 +247,9 @@ class Learner:
 
     def scored_rows(self, length: int) -> int | None:
         """Return how many rows of `length` tokens a device scores at once; None: all."""
+        configured = self.config.rl.local_rollout_forward_batch_size
         fitting = memory.scored_rows(
-            self.config, self.trained_models, length, self.activation_budget
+            self.trained_models, length, self.activation_budget, configured
         )
         if self._scoring.divisor == 1:
             return fitting

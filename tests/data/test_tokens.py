@@ -126,7 +126,8 @@ def test_rows_beyond_a_limit_are_cut_or_left_out_and_counted(tokenizer):
     assert within_limit(rows[::2], marked, RowLimit(5, "cut")) == ([marked[1]], 1, 1)  # what is learned was cut off
     with pytest.raises(DataError, match=r"^max_length: .*\blong$"):
         within_limit(rows, encoded, RowLimit(5, "error"))
+    assert within_limit(rows, encoded, RowLimit(2, "drop")) == ([], 3, 3)
     with pytest.raises(DataError, match=r"^max_length: "):
-        within_limit(rows, encoded, RowLimit(2, "drop"))
+        data.SupervisedData(rows, tokenizer, 2, 0, 64, limit=RowLimit(2, "drop"))
     limited = data.SupervisedData(rows, tokenizer, 2, 0, 64, limit=RowLimit(5, "drop"))
     assert (len(limited), limited.longest, limited.overlong, limited.left_out) == (1, 5, 2, 2)

@@ -215,9 +215,10 @@ def test_eval_metrics_names_several_domains():
         return {"validity": {"rate": rate}, "mean_reward": rate / 2} | more
 
     results = {
-        "test": cell(0.5, domains={"ferry": cell(0.25), "hanoi": cell(0.75)}),
+        "test": cell(0.5, domains={"ferry": cell(0.25), "hanoi": cell(0.75)}, loss=1.5, loss_tokens=9),
         "test_longer": cell(0.1, domains={"ferry": cell(0.1)}),
         "other": {"mean_reward": 3.0, "reward": {}},
+        "chats": {"loss": 0.75, "loss_tokens": 7},
     }
     metrics = eval_metrics(results)
     assert metrics == {
@@ -225,9 +226,11 @@ def test_eval_metrics_names_several_domains():
         "eval/test/ferry/validity": 0.25,
         "eval/test/hanoi/validity": 0.75,
         "eval/test/mean_reward": 0.25,
+        "eval/test/loss": 1.5,
         "eval/test_longer/validity": 0.1,
         "eval/test_longer/mean_reward": 0.05,
         "eval/other/mean_reward": 3.0,
+        "eval/chats/loss": 0.75,
     }
     assert all(find(name) is not None for name in metrics)
 

@@ -125,7 +125,8 @@ def test_model_card_metadata_has_the_figures_after_training_and_names_what_was_e
     kinds = {(entry.task_type, entry.dataset_type, entry.dataset_name) for entry in card.data.eval_results}
     assert kinds == {("text-generation", "blocksworld", "blocksworld")}
     after = {"after": {"test": {"accuracy": rate(3, 4), "loss": 0.5, "mean_reward": float("nan")}}}
-    (entry,) = ModelCard(card_of(kind="reward", evals=after, dataset="user/pairs")).data.eval_results
+    entry, loss = ModelCard(card_of(kind="reward", evals=after, dataset="user/pairs")).data.eval_results
+    assert (loss.metric_type, loss.metric_value) == ("loss", 0.5)
     assert (entry.task_type, entry.dataset_type, entry.dataset_name) == ("text-classification", "user/pairs", "pairs")
     assert (entry.metric_type, entry.metric_value) == ("accuracy", 0.75)
     (entry,) = ModelCard(card_of(evals={"test": {"validity": rate(1, 3)}}, dataset="/home/me/plans")).data.eval_results

@@ -142,11 +142,11 @@ def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):
     assert memory.micro_batches(config, [narrow, wide], 10, 1) == 3  # 12 rows: 6 are too many, 5 do not divide
     assert memory.micro_batches(config, [narrow, wide], 10, 2) == 2
     assert memory.micro_batches(replace(config, gradient_accumulation_steps=1), [wide], 10, 1) == 1
-    assert memory.scored_rows(config, [narrow, wide], 10) == 5
-    assert memory.scored_rows(replace(config, local_rollout_forward_batch_size=7), [wide], 10) == 7
+    assert memory.scored_rows([narrow, wide], 10) == 5
+    assert memory.scored_rows([wide], 10, configured=7) == 7
     monkeypatch.setattr(memory, "rows_at_once", lambda models, *_: None)
     assert memory.micro_batches(config, [narrow, wide], 10, 1) == 1
-    assert memory.scored_rows(config, [narrow, wide], 10) is None
+    assert memory.scored_rows([narrow, wide], 10) is None
 
 
 @pytest.mark.parametrize(("count", "rows"), [(64, 64), (64, 256), (60, 60), (7, 7)])
