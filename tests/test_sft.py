@@ -230,7 +230,11 @@ def test_chats_are_evaluated_by_their_loss_without_a_reward(chats, tmp_path, cap
     flags += ["--max_length", "16", "--learning_rate", "1e-2", "--report_to", "none"]
     folder = sft.sft(parse_cli(SFTConfig, "sft", flags))
     printed = capsys.readouterr().out
-    for words in ("test: evaluated by the loss alone", "--reward_funcs module:function", "1 have no completion"):
+    for words in (
+        "test: evaluated by the loss alone",
+        "--reward_funcs module:function",
+        "1 of 9 rows left out: no completion",
+    ):
         assert printed.count(words) == 1
     assert "test_longer left out" in printed and "best checkpoint: update 2" in printed
     first, second, last = read_metrics(folder / "metrics.jsonl")

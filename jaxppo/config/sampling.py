@@ -108,7 +108,7 @@ class EvalConfig:
     """Sample among the fewest tokens whose probabilities add up to this; 1 for all."""
     eval_batch_size: int = 256
     """Most completions decoded at once; fewer where they would take more than a quarter of the memory, and at most 64
-    of a wide model (hidden size from 512) on a CPU."""
+    of a wide model (hidden size from 512) on a CPU. sft: also most rows read at once for the loss."""
     eval_rows: int | None = None
     """Most rows of each split that the command evaluate, and evaluations every eval_steps, look at: always the same
     rows, evenly over domains. The evaluations before and after training look at all rows. Default: all."""

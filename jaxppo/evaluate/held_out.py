@@ -252,15 +252,14 @@ def encode_held_out(
         assistant_only=config.assistant_only_loss,
     )
     within = data.within_limit(complete, encoded, limit)
-    reasons = []
-    if len(complete) < len(rows):
-        reasons.append(f"{len(rows) - len(complete)} have no completion")
-    if within.overlong:
-        assert limit is not None
-        reasons.append(
-            f"{within.overlong} are longer than {limit.max_length} tokens ({within.overlong - within.left_out} cut, "
-            f"{within.left_out} left out)"
-        )
-    if tell is not None and reasons:
-        tell(f"loss of split {split}: of {len(rows)} rows {', '.join(reasons)}")
+    if tell is not None:
+        if len(complete) < len(rows):
+            count = len(rows) - len(complete)
+            tell(f"loss of split {split}: {count} of {len(rows)} rows left out: no completion")
+        if within.overlong:
+            assert limit is not None
+            tell(
+                f"loss of split {split}: {within.overlong} of {len(rows)} rows longer than {limit.max_length} tokens: "
+                f"{within.overlong - within.left_out} cut, {within.left_out} left out"
+            )
     return within.rows

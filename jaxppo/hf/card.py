@@ -198,7 +198,7 @@ def _results(evals: dict[str, Any]) -> str:
                 rows.append(f"| {split} | {meaning} | {_rate(values[0])} | {_rate(values[1])} |")
     if not rows:
         return "No evaluation was recorded."
-    notes = ["Problems that were held out, with Wilson 95 % intervals."]
+    notes = ["Rows that were held out; percentages have Wilson 95 % intervals."]
     if evals.get("headline_split") in splits:
         notes.append(f"The run is about `{evals['headline_split']}`.")
     if judges:

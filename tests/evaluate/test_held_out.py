@@ -107,22 +107,22 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("settings", "lengths", "words"),
+    ("settings", "lengths", "told"),
     [
-        ({}, [11, 11, 6], ("1 have no completion",)),
-        ({"max_length": 7}, [7, 6], ("1 have no completion", "2 are longer than 7 tokens (1 cut, 1 left out)")),
-        ({"max_length": 7, "overlong": "drop"}, [6], ("(0 cut, 2 left out)",)),
-        ({"max_length": 2, "overlong": "drop"}, [], ("(0 cut, 3 left out)",)),
+        ({}, [11, 11, 6], []),
+        ({"max_length": 7}, [7, 6], ["2 of 4 rows longer than 7 tokens: 1 cut, 1 left out"]),
+        ({"max_length": 7, "overlong": "drop"}, [6], ["2 of 4 rows longer than 7 tokens: 0 cut, 2 left out"]),
+        ({"max_length": 2, "overlong": "drop"}, [], ["3 of 4 rows longer than 2 tokens: 0 cut, 3 left out"]),
     ],
 )
-def test_held_out_rows_are_encoded_as_those_of_training(settings, lengths, words):
+def test_held_out_rows_are_encoded_as_those_of_training(settings, lengths, told):
     tokenizer = chat_tokenizer(template=None)
     template = data.make_chat_template(tokenizer, SFTConfig().data)
     config = replace(SFTConfig(), **settings)
     lines = []
     encoded = encode_held_out(config, MODEL, tokenizer, template, "test", ROWS, lines.append)
     assert [row.length for row in encoded] == lengths
-    assert len(lines) == 1 and all(word in lines[0] for word in ("split test", *words))
+    assert lines == [f"loss of split test: {line}" for line in ("1 of 4 rows left out: no completion", *told)]
     if lengths:
         max_prompt_length, limit = data.limits_of(config)
         learned = data.SupervisedData(ROWS[:3], tokenizer, 4, 0, max_prompt_length, template, limit)

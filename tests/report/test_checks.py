@@ -42,6 +42,7 @@ def test_a_healthy_run_is_of_no_concern(tmp_path, change, settings):
         (lambda share: {"objective/scores_std": 0.0}, "`objective/scores_std`", "temperature"),
         (lambda share: {"policy/entropy_avg": max(0.01, 1 - share)}, "`policy/entropy_avg`", "entropy_coef"),
         (lambda share: {"value/explained_variance": -0.5}, "`value/explained_variance`", "value_learning_rate"),
+        (lambda share: {"eval/test/loss": 1.0 + share}, "`eval/test/loss` .*rising", "earlier checkpoint"),
         (lambda share: {"policy/nonfinite_steps": int(share == 0.5)}, "`policy/nonfinite_steps` .*1", "max_grad_norm"),
         (lambda share: {"reward/overlong": 0.3}, "`reward/overlong` .*0.25 in 40", ""),
         (lambda share: {"objective/kl_k1": -2.0}, r"`objective/kl_k1` .*-1 in 40 .*\(-2\)", "top_k"),
