@@ -217,6 +217,8 @@ def test_other_commands_report_the_mean_reward_of_data_without_plans(tune, tmp_p
     config = replace(EvaluateConfig(), **common, model=str(trained / "policy"), output_dir=str(tmp_path / "evaluate"))
     judged = evaluate.evaluate(config)
     first, second = (json.loads((folder / "eval.json").read_text()) for folder in (trained, judged))
+    # `sft` also measures the loss of the reference completions.
+    assert np.isfinite(first["test"].pop("loss")) and first["test"].pop("loss_tokens") > 0
     assert first == second and set(first["test"]) == {"mean_reward", "reward", "ended", "mean_tokens"}
     assert "mean reward" in (trained / "policy" / "README.md").read_text()
 
