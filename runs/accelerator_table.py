@@ -65,7 +65,7 @@ def write_data(folder: Path) -> None:
 
     rows = data.load_split(DataConfig(dataset="blocksworld"), "rl")[:8]
     folder.mkdir()
-    for split in ("rl", "test_longer"):
+    for split in ("rl", "test", "test_longer"):
         with (folder / f"{split}.jsonl").open("w", encoding="utf-8") as file:
             for row in rows:
                 prompt = row["prompt"]

@@ -79,6 +79,7 @@ __all__ = [
     "depth",
     "family_of",
     "head_logprobs",
+    "kernels",
     "layers",
     "lora",
     "map_in_chunks",

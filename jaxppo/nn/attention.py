@@ -41,6 +41,8 @@ BLOCK_SCORES = 2**25
 
 SAVED = "saved"
 """Name of what the gradient of a layer saves where it does not save everything, see `depth.run_layers`."""
+PROJECTED = "projected"
+"""Name of queries, keys and values as products with weights give them, before rotation, which loops save."""
 
 
 class AttentionContext(NamedTuple):
@@ -108,6 +110,7 @@ def attend_cached(
     Returns:
         [B, T or R, H K], and the cache with these keys and values.
     """
+    q_bhtk, k_bgtk, v_bgtk = checkpoint_name((q_bhtk, k_bgtk, v_bgtk), kernels.ATTENDED)
     num_new = k_bgtk.shape[2]
     mask = context.mask
     cache = context.cache

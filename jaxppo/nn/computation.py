@@ -16,8 +16,8 @@ class Computation:
         dtype: parameters are cast to it where they are used; None: computation in the parameters' own dtype. Softmax,
             layer norm statistics, logits and scores are float32 in any case.
         attention: a form of `attention.py`.
-        accelerated: compute as suits a GPU or TPU: the layers are one loop, and of each the gradient saves the results
-            of its large products alone.
+        accelerated: compute as suits a GPU or TPU: of each layer the gradient saves the results of its large products
+            alone, and mostly the layers are one loop (`ModelConfig.scans_layers`).
         gradient_checkpointing: of all layers but the last, the gradient saves the inputs alone, and computes the rest
             of them again (arXiv:1604.06174).
 

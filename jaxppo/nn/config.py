@@ -20,6 +20,8 @@ from jaxppo.parallel import partition
 
 SCAN_FROM = 16
 """On a CPU, the fewest layers that are one loop, which takes a tenth longer there: docs/performance.md."""
+SCAN_FROM_ON_GPU = 17
+"""The same on a GPU, where each layer more takes about a second and a half to compile: docs/performance.md."""
 
 WIDE_FROM = 512
 """Hidden size from which a layer's weights (12 MiB in fp32) fit no cache of a core: docs/performance.md."""
@@ -95,11 +97,16 @@ class ModelConfig:
     @property
     def scans_layers(self) -> bool:
         """Whether the layers are one loop, which is compiled once however many they are, and stacked for it."""
-        # On a CPU a loop copies every layer's weights and what its gradient saves. Wide layers
-        # compute for so long that this costs more than compiling each of them.
-        is_slow_to_compile = self.num_hidden_layers >= SCAN_FROM and not self.wide
-        needs_loop = self.computation.accelerated or self.computation.gradient_checkpointing
-        return needs_loop or is_slow_to_compile
+        if self.computation.gradient_checkpointing:
+            return True
+        if self.computation.accelerated:
+            # A loop copies what its gradient saves of every layer, which on a GPU is a fifth of what learning reads
+            # and writes.
+            is_deep = self.num_hidden_layers >= SCAN_FROM_ON_GPU
+            return is_deep or self.computation.attention != "triton"
+        # On a CPU it copies their weights, too. Wide layers compute for so long that this costs more than compiling
+        # each of them.
+        return self.num_hidden_layers >= SCAN_FROM and not self.wide
 
     @property
     def wide(self) -> bool:

@@ -3,12 +3,13 @@
 A loop is compiled once, however deep the model is, and says what the gradient saves of every layer. It takes the layers
 stacked (`parallel/stacks.py`); those that are not are stacked first, which is a copy.
 
-Three things are decided here, and none of them changes a number. *Loop or not*: `ModelConfig.scans_layers`.
-*What the gradient saves of a layer*: everything, the results of its large products alone, or its input alone; each of
-the three is a function `_saving_...` around the same `_run_layer`. *Where weights are gathered*: a device that has
-shards gathers a layer's weights inside that function, so that they are dropped after the layer and gathered again for
-its gradient, and no device ever holds all layers. The last layer is apart from the others in all of this: it computes
-only the tokens that are read, and its gradient comes first, so that what it saves is held for no time.
+Three things are decided here, and none of them changes a number. *Loop or not*: `ModelConfig.scans_layers`. *What the
+gradient saves of a layer*: everything, the results of its large products alone, with or without what attention gives,
+or its input alone; each of the four is a function `_saving_...` around the same `_run_layer`. *Where weights are
+gathered*: a device that has shards gathers a layer's weights inside that function, so that they are dropped after the
+layer and gathered again for its gradient, and no device ever holds all layers. The last layer is apart from the others
+in all of this: it computes only the tokens that are read, and its gradient comes first, so that what it saves is held
+for no time.
 
 Shape letters: B rows, T tokens, R of them that are read, D hidden size.
 """
@@ -21,8 +22,9 @@ import jax
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.nn.attention import SAVED, AttentionContext, Cache, LayerCache
+from jaxppo.nn.attention import PROJECTED, SAVED, AttentionContext, Cache, LayerCache
 from jaxppo.nn.config import ModelConfig
+from jaxppo.nn.kernels import ATTENDED
 from jaxppo.parallel import partition, stacks
 from jaxppo.types import Array, Params
 
@@ -143,7 +145,9 @@ def _layer_function(config: ModelConfig) -> Callable[..., Array]:
     """Return `_run_layer` as the gradient of this model is to save it."""
     if config.computation.gradient_checkpointing:
         return _saving_inputs
-    return _saving_named if config.computation.accelerated else _saving_all
+    if not config.computation.accelerated:
+        return _saving_all
+    return _saving_projected if config.scans_layers else _saving_attended
 
 
 def _gather_weights(weights: Params, hidden: Array) -> Params:
@@ -188,17 +192,30 @@ def _saving_all(
 
 
 @partial(jax.jit, static_argnums=0)
-def _saving_named(
+def _saving_projected(
     graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
 ) -> Array:
-    """Save what goes into attention and into the activation; what lies between, and fused attention, is computed again.
+    """Save the products that go into attention and the activation; what lies between, and attention, is computed again.
 
-    No product with weights is computed again (docs/accelerators.md has what it takes).
+    No product with weights is computed again (docs/accelerators.md has what it takes). For a loop, which copies all
+    that it saves.
     """
-    policy = jax.checkpoint_policies.save_only_these_names(SAVED)
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED, PROJECTED)
     return jax.checkpoint(partial(_run_layer, graph), policy=policy, prevent_cse=False)(
         weights, hidden, context
     )
+
+
+@partial(jax.jit, static_argnums=0)
+def _saving_attended(
+    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
+) -> Array:
+    """Save what attention takes and its kernel gives, and what goes into the activation; norms are computed again.
+
+    For layers that are no loop: what they save is not copied, and their gradient does not call the kernel again.
+    """
+    policy = jax.checkpoint_policies.save_only_these_names(SAVED, ATTENDED)
+    return jax.checkpoint(partial(_run_layer, graph), policy=policy)(weights, hidden, context)
 
 
 @partial(jax.jit, static_argnums=0)

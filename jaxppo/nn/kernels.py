@@ -8,13 +8,17 @@ Shape letters: B rows, T tokens, H heads, G heads of keys and values, K head siz
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxppo.types import Array
 
+ATTENDED = "attended"
+"""Name of what attention takes and what a kernel gives, which layers that are no loop save, see `depth.run_layers`."""
 TRITON_BLOCK = 64
 """Queries, and keys, of a tile. Its gradient takes half as many."""
 SPLASH_LANES = 128
@@ -72,11 +76,6 @@ def triton(
 
     Source: FlashAttention (arXiv:2205.14135).
     """
-    with warnings.catch_warnings():
-        # JAX 0.11 deprecates it in favour of another package, tokamax.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from jax.experimental.pallas.ops.gpu import attention
-
     assert window is None
     num_tokens = q_bhtk.shape[2]
     # The kernel has no shared heads: keys and values are repeated for each head of queries.
@@ -91,12 +90,60 @@ def triton(
         _pad_to_multiple(x.transpose(0, 2, 1, 3), TRITON_BLOCK, axis=1)
         for x in (q_bhtk, k_bhtk, v_bhtk)
     ]
+    attended: Any = _flash_attention(*arrays, segments, scale, interpret)
+    return attended[:, :num_tokens].transpose(0, 2, 1, 3)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _flash_attention(
+    q_bthk: Array,
+    k_bthk: Array,
+    v_bthk: Array,
+    segments_bt: Array | None,
+    scale: float,
+    interpret: bool,
+) -> Array:
+    """JAX's kernel with a gradient that can save what the kernel gives, as `ATTENDED`: its own rule names nothing."""
+    mha, settings = _mha(scale, interpret)
+    return mha(q_bthk, k_bthk, v_bthk, segments_bt, *settings, False)
+
+
+def _flash_forward(
+    q_bthk: Array,
+    k_bthk: Array,
+    v_bthk: Array,
+    segments_bt: Array | None,
+    scale: float,
+    interpret: bool,
+) -> tuple[Array, tuple[Array | None, ...]]:
+    mha, settings = _mha(scale, interpret)
+    # The second result is of each query the logarithm of its softmax sum, [B, H, T].
+    given = mha(q_bthk, k_bthk, v_bthk, segments_bt, *settings, True)
+    out, log_sums = checkpoint_name(given, ATTENDED)
+    return out, (q_bthk, k_bthk, v_bthk, segments_bt, out, log_sums)
+
+
+def _flash_backward(
+    scale: float, interpret: bool, residuals: tuple[Array | None, ...], d_out: Array
+) -> tuple[Array | None, ...]:
+    mha, settings = _mha(scale, interpret)
+    return mha.bwd(*settings, False, residuals, d_out)
+
+
+_flash_attention.defvjp(_flash_forward, _flash_backward)
+
+
+def _mha(scale: float, interpret: bool) -> tuple[Any, tuple[Any, ...]]:
+    """Return JAX's kernel, and its settings in their order, up to `return_residuals`."""
+    with warnings.catch_warnings():
+        # JAX 0.11 deprecates it in favour of another package, tokamax.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu import attention
+
     half = TRITON_BLOCK // 2
     blocks = attention.BlockSizes(TRITON_BLOCK, TRITON_BLOCK, half, half, half, half)
-    attended: Any = attention.mha(
-        *arrays, segments, sm_scale=scale, causal=True, block_sizes=blocks, interpret=interpret
-    )
-    return attended[:, :num_tokens].transpose(0, 2, 1, 3)
+    # Scale, causal, tiles, form of the gradient, warps, stages, grid, interpret, debug.
+    return attention.mha, (scale, True, blocks, "triton", None, 2, None, interpret, False)
 
 
 def splash(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.nn.attention import SAVED, AttentionContext, LayerCache
+from jaxppo.nn.attention import PROJECTED, SAVED, AttentionContext, LayerCache
 from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.config import ModelConfig
 from jaxppo.parallel import partition
@@ -276,7 +276,7 @@ def project_qkv(
 
         sizes = list(shape)
         sizes[axis] = stop - start
-        fused = saved_residual(linear(x_btd, pick)).reshape(*x_btd.shape[:2], *sizes)
+        fused = checkpoint_name(linear(x_btd, pick), PROJECTED).reshape(*x_btd.shape[:2], *sizes)
         # Split before they are transposed: the gradient joins
         # three parts once, instead of padding each to all three.
         parts = jax.lax.split(fused, [1] * (stop - start), axis + 2)

@@ -7,8 +7,9 @@ modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_mistral.py, mo
 import re
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.nn.attention import AttentionContext, LayerCache, attend_cached
+from jaxppo.nn.attention import PROJECTED, AttentionContext, LayerCache, attend_cached
 from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, linear_names
 from jaxppo.nn.layers import (
@@ -57,11 +58,15 @@ class LlamaAttention(nnx.Module):
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         assert context.rotary is not None
-        query = split_heads(
-            saved_residual(self.q_proj(select_tokens(x_btd, context.read, axis=1))), self.head_dim
+        projected = (
+            self.q_proj(select_tokens(x_btd, context.read, axis=1)),
+            self.k_proj(x_btd),
+            self.v_proj(x_btd),
         )
-        key = self._split_kv_heads(saved_residual(self.k_proj(x_btd)))
-        value = self._split_kv_heads(saved_residual(self.v_proj(x_btd)))
+        query, key, value = checkpoint_name(projected, PROJECTED)
+        query = split_heads(query, self.head_dim)
+        key = self._split_kv_heads(key)
+        value = self._split_kv_heads(value)
         # Each head by itself, and before the rotation, as in transformers' Qwen3Attention.
         if self.q_norm is not None and self.k_norm is not None:
             query = self.q_norm(query, is_part=query.shape[1] < self.num_heads)

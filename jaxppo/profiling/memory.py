@@ -225,7 +225,7 @@ def _learning(shapes: RunShapes) -> tuple[int, int]:
     """Return the bytes of weights as they are computed with, and of one gradient of all that is trained."""
     gradients = sizes.tree_bytes(shapes.trained)
     if not shapes.is_split:
-        return sizes.copy_bytes(shapes.models[0], shapes.weights) // shapes.tensor, gradients
+        return _cast_weights(shapes, shapes.weights), gradients
     gathered = _gathered(shapes)
     # Gradients of as many layers are whole, in float32, before each device keeps its part.
     whole_gradients = [
@@ -234,6 +234,14 @@ def _learning(shapes: RunShapes) -> tuple[int, int]:
         if model.computation.accelerated and "embed_in" in tree["trunk"]
     ]
     return sum(gathered) + max(whole_gradients, default=0), gradients
+
+
+def _cast_weights(shapes: RunShapes, weights: Any) -> int:
+    """Return the bytes of those copies of weights that are computed with, beside the weights themselves."""
+    policy = shapes.models[0]
+    if policy.computation.accelerated and not policy.scans_layers:
+        return 0  # a layer's weights are cast when its turn comes
+    return sizes.copy_bytes(policy, weights) // shapes.tensor
 
 
 def _gathered(shapes: RunShapes) -> list[int]:
@@ -390,8 +398,7 @@ def budget(
     if shapes.is_split:
         scoring = max(_gathered(shapes))
     else:
-        copies = [sizes.copy_bytes(policy, tree) for tree in shapes.weights.values()]
-        scoring = max(copies) // shapes.tensor
+        scoring = max(_cast_weights(shapes, tree) for tree in shapes.weights.values())
     activations = max(sizes.scored_bytes(model, at_once, length) for model in models)
     stages = {
         "sampling": decoding | _decoding(policy, min(rows, sampled or rows), length, shapes.tensor),

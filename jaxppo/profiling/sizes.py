@@ -121,7 +121,8 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
         inner = family_of(model.model_type).saved_intermediates * model.intermediate_size
         saved_width = heads * model.head_dim + inner
-        if model.computation.attention == "blocks":
+        # What attention gives, where it is not computed again.
+        if model.computation.attention == "blocks" or not model.scans_layers:
             saved_width += model.num_attention_heads * model.head_dim
     width = model.hidden_size + saved_width // tensor
     # One layer is computed whole at a time; of the others this is all that is kept.

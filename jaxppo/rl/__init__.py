@@ -18,6 +18,7 @@ __all__ = [
     "start",
     "step",
     "supervised",
+    "trained_models",
     "trajectories",
     "update",
 ]

@@ -84,7 +84,7 @@ class Learner:
         self.pad_id = pad_id
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._stop_table = stop_table
-        self._length_gaps = length_gaps
+        self._length_gaps = padding.compiled_gaps(self.trained_models, length_gaps)
         self._optimizer = optimizer.make_optimizer(config.optimizer)
         # A stage that runs out of memory is repeated with half the rows at once.
         self._sampling = Halving("sampling")
@@ -376,7 +376,7 @@ class Learner:
         return self.parallel.put(Rollout(ids, mask, None, ended), 0)  # type: ignore[arg-type]
 
     def pack(self, prompts: PromptBatch, rollout: Rollout) -> Sequences:
-        """Make right-padded sequences, no longer than the bucket of the longest; waits for the rollout."""
+        """Make right-padded sequences, see `padding.padded_length`; waits for the rollout."""
         # The host waits for the sampler here: the length of the
         # longest row is a shape of the programs that follow.
         completion_lengths = np.sum(self.parallel.to_host(rollout.completion_mask), axis=1)
@@ -387,10 +387,10 @@ class Learner:
         copies = num_rows // num_prompts
         prompt_lengths = np.repeat(np.sum(prompts.prompt_mask, axis=1), copies)
         longest = prompts.prompt_ids.shape[1] + rollout.completion_ids.shape[1]
-        length = longest
+        longest_row = longest
         if not self._has_one_length(longest):
             longest_row = int((prompt_lengths + completion_lengths).max())
-            length = min(data.bucket(longest_row, data.SEQUENCE_BUCKET), longest)
+        length = padding.padded_length(self.trained_models, longest_row, longest)
         return self.pack_program(self.parallel.put(prompts, 0), rollout, length=length)
 
     def _check_rows(self, name: str, rows: int) -> None:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jaxppo.data import SEQUENCE_BUCKET, bucket
 from jaxppo.nn import ModelConfig, map_in_chunks
-from jaxppo.parallel import partition
+from jaxppo.nn.kernels import TRITON_BLOCK
+from jaxppo.parallel import partition, platform
 from jaxppo.rl import ops
 from jaxppo.types import Sequences
 
@@ -32,9 +33,38 @@ def cut_lengths(full: int, length_gaps: Sequence[int]) -> list[int]:
     """
     # A quartile of the prompts gives a length that a quarter
     # of the parts will fit, whatever the completions do.
-    shorter = {bucket(max(full - gap, 1), SEQUENCE_BUCKET) for gap in length_gaps}
+    shorter = {bucket(max(full - gap, 1), _multiple()) for gap in length_gaps}
     worth_cutting = [length for length in shorter if length <= WORTH_CUTTING * full]
     return [*sorted(worth_cutting), full]
+
+
+def compiled_gaps(models: Sequence[ModelConfig], length_gaps: Sequence[int]) -> Sequence[int]:
+    """Return those of `data.length_gaps` that are worth compiling for: all, or the median of the three.
+
+    Every length compiles all layers of a model that is no loop, for a minute or so on a GPU.
+    """
+    is_slow = any(m.computation.accelerated and not m.scans_layers for m in models)
+    return length_gaps[1:2] if is_slow else length_gaps
+
+
+def padded_length(models: Sequence[ModelConfig], longest_row: int, longest: int) -> int:
+    """Return to how many tokens the sequences of a batch are padded: each such length compiles once.
+
+    Args:
+        models: what computes them.
+        longest_row: tokens of the batch's longest row.
+        longest: most tokens that a row of any batch can have.
+    """
+    length = bucket(longest_row, _multiple())
+    # A GPU's kernels take whole tiles: else every layer pads what it gives them. Past
+    # its positions a model computes nothing.
+    limits = [model.max_length for model in models if model.max_length is not None]
+    is_tiled = platform.current().name == "gpu" and length <= min(limits, default=length)
+    return length if is_tiled else min(length, longest)
+
+
+def _multiple() -> int:
+    return TRITON_BLOCK if platform.current().name == "gpu" else SEQUENCE_BUCKET
 
 
 def has_one_length(
@@ -51,7 +81,8 @@ def has_one_length(
         longest: tokens of the longest row.
         parts: into how many a batch of such rows is cut.
     """
-    compiles_slowly = any(model.wide and not model.scans_layers for model in models)
+    is_on_cpu = not any(model.computation.accelerated for model in models)
+    compiles_slowly = is_on_cpu and any(model.wide and not model.scans_layers for model in models)
     if not compiles_slowly or not length_gaps:
         return False
     # The longest quarter of the rows is hardly cut. So this pays only if even the shortest of them

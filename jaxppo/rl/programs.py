@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo.profiling.aot import Program, placed
-from jaxppo.rl import ops
+from jaxppo.rl import ops, padding
 from jaxppo.rl.learner import Learner
 from jaxppo.types import Params, PromptBatch, Rollout, TrainState
 
@@ -41,9 +41,9 @@ def of_update(
         logprobs=rows(response_length, dtype=jnp.float32),
         ended=rows(dtype=bool),
     )
-    sequences = jax.eval_shape(
-        partial(learner.pack_program, length=prompt_length + response_length), prompts, rollout
-    )
+    longest = prompt_length + response_length
+    length = padding.padded_length(learner.trained_models, longest, longest)
+    sequences = jax.eval_shape(partial(learner.pack_program, length=length), prompts, rollout)
     # Each stage gets the shapes that the one before it gives, as in a real update.
     outputs = jax.eval_shape(learner.score, state, reference, sequences, rollout)
     scores = rows(dtype=jnp.float32)

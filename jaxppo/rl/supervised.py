@@ -208,7 +208,7 @@ class SFT(TrainedAlone):
             optimizer=optimizer.make_optimizer(self.config.optimizer),
             rates=rates,
             axis_name=self.parallel.axes,
-            length_gaps=self.length_gaps,
+            length_gaps=padding.compiled_gaps([self._trained], self.length_gaps),
         )
 
     def init_state(self, params: Params, adapter: Params | None = None) -> TrainState:

@@ -173,8 +173,9 @@ MISTRAL = LlamaConfig(
 )
 
 
+@pytest.mark.parametrize("form", ["triton", "splash"], ids=["one by one", "loop"])
 @pytest.mark.parametrize("config", [NEOX, MISTRAL], ids=["neox", "mistral"])
-def test_models_are_the_same_by_blocks_and_in_a_loop(config):
+def test_models_are_the_same_by_blocks_and_in_a_loop(config, form):
     params = random_params(config)
     ids, read = RNG.integers(0, 24, (3, 12)), np.array([[3, 4, 11], [0, 5, 6], [9, 10, 11]])
 
@@ -182,9 +183,43 @@ def test_models_are_the_same_by_blocks_and_in_a_loop(config):
         out = models.apply(config, params, ids, read=read)
         return jnp.sum(jnp.cos(jnp.arange(24.0)) * out.logits)
 
-    accelerated = dataclasses.replace(config, computation=Computation(accelerated=True, attention="triton"))
+    accelerated = dataclasses.replace(config, computation=Computation(accelerated=True, attention=form))
+    assert accelerated.scans_layers == (form == "splash")
     found, expected = (jax.value_and_grad(loss)(params, each) for each in (accelerated, config))
     assert_close(found, expected, 1e-5)
+
+
+def test_the_gradient_of_layers_one_by_one_does_not_call_the_kernel_again(monkeypatch):
+    monkeypatch.setitem(kernels.KERNELS, "triton", partial(kernels.triton, interpret=True))
+    params, ids = random_params(NEOX), RNG.integers(0, 24, (2, 64))
+
+    def loss(params, config):
+        return jnp.mean(jnp.cos(jnp.arange(24.0)) * models.apply(config, params, ids).logits)
+
+    computation = Computation(dtype="bfloat16", accelerated=True, attention="triton")
+    one_by_one = dataclasses.replace(NEOX, computation=computation)
+    assert not one_by_one.scans_layers
+    found, expected = (jax.value_and_grad(loss)(params, each) for each in (one_by_one, NEOX))
+    assert_close(found, expected, 0.05)
+    # Forward, and two kernels of the gradient.
+    num_layers = NEOX.num_hidden_layers
+    assert kernel_calls(jax.make_jaxpr(jax.grad(loss), static_argnums=1)(params, one_by_one)) == 3 * num_layers
+    monkeypatch.setattr("jaxppo.nn.config.SCAN_FROM_ON_GPU", 1)
+    assert one_by_one.scans_layers
+    assert_close(jax.value_and_grad(loss)(params, one_by_one), found, 0.01)
+
+
+def kernel_calls(jaxpr):
+    """How often a traced program calls a kernel, functions that it calls included."""
+    count = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            count += 1
+            continue
+        for callee in map(equation.params.get, ("jaxpr", "call_jaxpr")):
+            if callee is not None:
+                count += kernel_calls(getattr(callee, "jaxpr", callee))
+    return count
 
 
 def test_a_prompt_and_tokens_after_it_are_the_same_by_blocks():

@@ -17,7 +17,7 @@ from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.nn.lora import LoraConfig
-from jaxppo.parallel import stacks
+from jaxppo.parallel import platform, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, update
 from jaxppo.rl.learner import PPO
@@ -100,6 +100,13 @@ def test_deep_models_are_one_loop_on_a_cpu_unless_they_are_wide():
         found[layers, width] = wide.scans_layers
     assert found == {(15, 64): False, (16, 64): True, (16, 512): False}
     assert dataclasses.replace(wide, computation=Computation(accelerated=True)).scans_layers
+
+
+@pytest.mark.parametrize(("layers", "on", "expected"), [(16, False, False), (17, False, True), (16, True, True)])
+def test_layers_are_one_loop_on_a_gpu_where_they_are_many_or_save_their_inputs_alone(layers, on, expected):
+    with platform.compiling_for(platform.Platform("gpu", None)):
+        model = models.with_dtype(GPTNeoXConfig(**SIZES, num_hidden_layers=layers), "bfloat16")
+    assert models.with_checkpointing(model, on).scans_layers == expected
 
 
 def test_gradients_of_adapters_that_some_layers_have():

@@ -213,7 +213,7 @@ def test_the_room_of_adapters_counts_the_weights_under_them_once():
     assert 0 < rooms["shared"] - rooms["separate"] < 0.6 * base  # its copy in bfloat16, and no other trunk
 
 
-@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (60, 1), (15.75, 2), (8, 64)])
+@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (60, 1), (15.75, 2), (8, 32)])
 def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts):
     with gpu_of(gib):
         ppo = PPO(PUBLISHED, PYTHIA_160M, 0, 1, one_device())
@@ -270,9 +270,9 @@ def test_steps_on_pairs_too(gib, use_peft, parts):
     ("name", "devices", "flags", "recorded"),
     [
         ("tpu", 4, {}, {"generate": 4.18, "score": 3.91, "update": 6.92}),
-        ("gpu", 1, {}, {"generate": 5.14, "score": 4.08, "update": 14.64}),
-        ("gpu", 1, {"algorithm": "rloo", "num_generations": 4}, {"generate": 3.76, "score": 2.69, "update": 8.02}),
-        ("gpu", 1, {"use_peft": True}, {"generate": 2.30, "score": 1.38, "update": 11.71}),
+        ("gpu", 1, {}, {"generate": 5.14, "score": 3.92, "update": 15.32}),
+        ("gpu", 1, {"algorithm": "rloo", "num_generations": 4}, {"generate": 3.76, "score": 2.54, "update": 8.09}),
+        ("gpu", 1, {"use_peft": True}, {"generate": 2.30, "score": 1.24, "update": 12.40}),
     ],
 )
 def test_the_budget_is_within_a_tenth_of_what_compilers_said(name, devices, flags, recorded):

@@ -276,7 +276,6 @@ def test_micro_batches_cut_to_their_lengths_change_nothing(recorded, wide, monke
 
     expected = baseline_of("separate")
     monkeypatch.setattr(models, "apply", spy)
-    monkeypatch.setattr(data, "SEQUENCE_BUCKET", 1)
     config = replace(CONFIG, gradient_accumulation_steps=2)
     ppo = PPO(config, MODEL, EOS, PAD, DataParallel(devices=jax.devices()[:2]), length_gaps=length_gaps)
     assert_same(update_from(ppo, prompts, recorded), expected)

@@ -1,11 +1,17 @@
 """Micro-batches cut to the length of their longest sequence."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxppo import data
+from jaxppo.nn import Computation
+from jaxppo.nn.gpt2 import GPT2Config
+from jaxppo.nn.gpt_neox import GPTNeoXConfig
+from jaxppo.parallel import platform
 from jaxppo.rl import ops, padding
 from jaxppo.types import Sequences
 
@@ -65,3 +71,24 @@ def test_nothing_is_compiled_twice_where_nothing_can_be_cut():
     padding.cut_to_longest(count, sequences_of([3], [4], 100), (12, 8, 4))
     padding.cut_to_longest(count, {"no": jnp.zeros(3)}, ())
     assert len(traced) == 2
+
+
+SIZES = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+ROTARY, GPT2 = GPTNeoXConfig(**SIZES), GPT2Config(**SIZES, max_position_embeddings=310)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "expected"),
+    [("cpu", ROTARY, 310), ("tpu", ROTARY, 310), ("gpu", ROTARY, 320), ("gpu", GPT2, 310)],
+)
+def test_sequences_are_padded_to_tiles_on_a_gpu_but_not_past_the_positions_of_a_model(name, model, expected):
+    with platform.compiling_for(platform.Platform(name, None)):
+        assert padding.padded_length([model], 290, 310) == expected
+        assert padding.padded_length([model], 250, 310) == 256
+
+
+def test_layers_that_are_compiled_one_by_one_for_a_gpu_are_compiled_for_two_lengths():
+    accelerated = dataclasses.replace(ROTARY, computation=Computation(accelerated=True, attention="triton"))
+    assert padding.compiled_gaps([ROTARY], (48, 32, 16)) == (48, 32, 16)
+    assert padding.compiled_gaps([accelerated], (48, 32, 16)) == (32,)
+    assert padding.compiled_gaps([accelerated], ()) == ()
