@@ -138,7 +138,9 @@ def attend_cached(
         attended = attend_causally(q_bhtk, keys, values, query_slots, mask, scale, window)
     elif form == "plain" or num_new == 1:
         bias = causal_bias(query_slots, keys.shape[2], mask, window)
-        attended = attend(q_bhtk, keys, values, bias, scale)
+        # For one query a GPU's compiler makes one kernel of all steps of a softmax, and four of these.
+        softmax_first = form == "triton"
+        attended = attend(q_bhtk, keys, values, bias, scale, softmax_first)
     else:
         # A kernel returns None for what it does not cover.
         attended = None
@@ -160,7 +162,14 @@ def _write_cache(
     return keys, values
 
 
-def attend(q_bhtk: Array, k_bgsk: Array, v_bgsk: Array, bias: Array, scale: float) -> Array:
+def attend(
+    q_bhtk: Array,
+    k_bgsk: Array,
+    v_bgsk: Array,
+    bias: Array,
+    scale: float,
+    softmax_first: bool = False,
+) -> Array:
     """Attention: softmax(scale q k^T + bias) v, the softmax in float32; H / G heads of queries share a head of keys.
 
     Written out, and on [B, H, T, K] arrays, because of the CPU: for [64, 96, 4 heads, 32], forward and gradient take
@@ -173,11 +182,16 @@ def attend(q_bhtk: Array, k_bgsk: Array, v_bgsk: Array, bias: Array, scale: floa
         v_bgsk: [B, G, S, K] values.
         bias: [B or 1, 1, T, S] float32, 0 where a query sees a key, very negative elsewhere.
         scale: of the scores.
+        softmax_first: divide by the softmax sum before the product with the values.
 
     Returns:
         [B, H, T, K], in the dtype of the values.
     """
     scores = _scores(q_bhtk, k_bgsk, bias, scale)
+    if softmax_first:
+        weights = jax.nn.softmax(scores, axis=-1).astype(v_bgsk.dtype)
+        weighted = einsum_fp32("bgts,bgsk->bgtk", weights, v_bgsk)
+        return weighted.astype(v_bgsk.dtype).reshape(q_bhtk.shape)
     # The largest score is taken out so that nothing overflows; it cancels, and so has no gradient.
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
     # The division by the softmax sum comes after the product

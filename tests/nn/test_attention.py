@@ -222,8 +222,9 @@ def kernel_calls(jaxpr):
     return count
 
 
-def test_a_prompt_and_tokens_after_it_are_the_same_by_blocks():
-    params, blocks = random_params(MISTRAL), dataclasses.replace(MISTRAL, computation=Computation(attention="blocks"))
+@pytest.mark.parametrize("form", ["blocks", "triton"])
+def test_a_prompt_and_tokens_after_it_are_the_same_by_blocks(form):
+    params, blocks = random_params(MISTRAL), dataclasses.replace(MISTRAL, computation=Computation(attention=form))
     ids, mask = RNG.integers(0, 24, (2, 9)), masks(9)[1]
     slots = np.pad(mask, ((0, 0), (0, 1)), constant_values=True)
     results = []
