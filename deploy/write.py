@@ -91,8 +91,8 @@ def meet(machine: Machine, address: str, count: str, number: str) -> list[str]:
     if machine.hosts == 1:
         return []
     if machine.is_tpu:
-        return ["--distributed"]
-    return [f"--coordinator_address {address},{number}/{count}"]
+        return ["--distributed auto"]
+    return [f"--distributed {address},{number}/{count}"]
 
 
 def waiting(machine: Machine) -> str:
@@ -126,7 +126,7 @@ RUN=outputs/slurm-$SLURM_JOB_ID
 FLAGS=({machine.flags} "$@")
 {devices}
 {plan(machine, '"${FLAGS[@]}"')}
-srun {train('"${FLAGS[@]}"', *["--distributed"] * several)}
+srun {train('"${FLAGS[@]}"', *["--distributed auto"] * several)}
 # SIGTERM {GRACE_S} s before the time is over: saved, but not finished.
 {FINISHED} || scontrol requeue "$SLURM_JOB_ID"
 """

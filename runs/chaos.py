@@ -287,7 +287,7 @@ def _process_flags(n_processes: int) -> Iterator[list[str]]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     for number in range(n_processes):
-        flags = ["--coordinator_address", f"{address},{number}/{n_processes}"]
+        flags = ["--distributed", f"{address},{number}/{n_processes}"]
         yield flags if n_processes > 1 else []
 
 

@@ -120,7 +120,7 @@ def main(out: str, *args: str) -> None:
     if "--process" in cases:
         at = cases.index("--process")
         (number, count), address = map(int, cases[at + 1].split("/")), cases[at + 2]
-        processes.join(RunConfig(coordinator_address=f"{address},{number}/{count}"))
+        processes.join(RunConfig(distributed=f"{address},{number}/{count}"))
         del cases[at : at + 3]
     results = {}
     for case in cases:

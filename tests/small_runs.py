@@ -48,7 +48,7 @@ def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score,
 
 def two_processes(folder: Path, *flags: str) -> None:
     """Carry out a run in two processes of two devices each, under the reward of its flags."""
-    run = ["-m", "jaxppo.train", *SMALL, *flags, "--output_dir", folder, "--coordinator_address"]
+    run = ["-m", "jaxppo.train", *SMALL, *flags, "--output_dir", folder, "--distributed"]
     address = f"127.0.0.1:{free_port()}"
     with started([[*run, f"{address},{number}/2"] for number in range(2)], num_devices=2) as both:
         outputs = outputs_of(both, timeout_s=600)

@@ -148,7 +148,7 @@ def test_the_dry_run_comes_first_and_flags_are_those_of_train(name, place):
     config.check_devices(target.devices)
     several = target.devices > target.per_host
     assert config.run.is_distributed == several
-    if config.run.coordinator_address is not None:
+    if config.run.distributed not in (None, "auto"):
         address, number, count = config.run.process
         assert (number, count) == (1, 2)
         assert address in ("jaxppo-train-0-0.jaxppo:8476", "10.0.0.1:8476")

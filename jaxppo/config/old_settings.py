@@ -97,8 +97,9 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "stream_rl_rows": _moved("stream_rows", "rl", "rl=500", 500),
     "stream_test_rows": _moved("stream_rows", "test", "test=50", 50),
     "peak_tflops": OldSetting("divide throughput/tflops by the peak that is meant"),
-    "num_processes": OldSetting("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
-    "process_id": OldSetting("say --coordinator_address HOST:PORT,NUMBER/COUNT"),
+    "num_processes": OldSetting("say --distributed HOST:PORT,NUMBER/COUNT"),
+    "process_id": OldSetting("say --distributed HOST:PORT,NUMBER/COUNT"),
+    "coordinator_address": OldSetting("say --distributed HOST:PORT,NUMBER/COUNT"),
     "connect_timeout_s": OldSetting("set JAXPPO_CONNECT_TIMEOUT_S in the environment", (120,)),
     "adap_kl_ctrl": OldSetting("--kl_target with a number says it", (False, True)),
     "allow_missing_plans": OldSetting(

@@ -11,7 +11,7 @@ from jaxppo.config.checks import require, require_default, require_positive
 from jaxppo.errors import ConfigError
 
 _PROCESS = re.compile(r"(?P<address>[^,]+:\d+)(,(?P<number>\d+)/(?P<count>\d+))?")
-"""`coordinator_address`."""
+"""`distributed`, unless it is `auto`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,11 @@ class RunConfig:
     attention: Literal["auto", "plain", "blocks", "triton", "splash"] = "auto"
     """How attention is computed: with all scores at once (plain, the default on a CPU), with those of some queries at a
     time (blocks), or by a kernel for GPUs (triton, their default) or TPUs (splash, theirs)."""
-    distributed: bool = False
-    """Join the other processes of this run, as SLURM, Open MPI, Kubernetes or a TPU slice started them, or as the
-    variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say (docs/scaling.md)."""
-    coordinator_address: str | None = None
-    """HOST:PORT of the first process, which the others connect to, and, where the cluster does not say so, the number
-    of this process (from 0) and of all: HOST:PORT,NUMBER/COUNT. It implies --distributed."""
+    distributed: str | None = None
+    """Join the other processes of this run. auto: as SLURM, Open MPI, Kubernetes or a TPU slice started them, or as the
+    variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say (docs/scaling.md). Else HOST:PORT of the
+    first process, which the others connect to, and, where the cluster does not say so, the number of this process (from
+    0) and of all: HOST:PORT,NUMBER/COUNT."""
     quiet: bool = False
     """Print results and warnings only."""
 
@@ -57,16 +56,16 @@ class RunConfig:
         require(0 <= self.seed < 2**32, "seed", "an integer in [0, 2^32)", self.seed)
         # Number and count are for clusters that JAX does
         # not know; the others say them by themselves.
-        address = self.coordinator_address
-        if address is not None:
+        address = self.distributed
+        if address not in (None, "auto"):
             match = _PROCESS.fullmatch(address)
             fits = match is not None and (
                 match["number"] is None or int(match["number"]) < int(match["count"])
             )
             require(
                 fits,
-                "coordinator_address",
-                "HOST:PORT, or HOST:PORT,NUMBER/COUNT with NUMBER < COUNT",
+                "distributed",
+                "auto, HOST:PORT, or HOST:PORT,NUMBER/COUNT with NUMBER < COUNT",
                 address,
             )
         if self.target is not None:
@@ -74,7 +73,7 @@ class RunConfig:
             require(
                 self.parallel != "pmap", "parallel", "shard_map or fsdp with target", self.parallel
             )
-            require(not self.is_distributed, "distributed", "no other processes with target", True)
+            require_default(self, "distributed", "with target")
         if self.resume:
             require(
                 self.output_dir is not None, "resume", "--output_dir with the run to continue", None
@@ -85,12 +84,12 @@ class RunConfig:
     @property
     def is_distributed(self) -> bool:
         """Whether there are other processes to connect to."""
-        return self.distributed or self.coordinator_address is not None
+        return self.distributed is not None
 
     @property
     def process(self) -> tuple[str | None, int | None, int | None]:
         """HOST:PORT of the first process, number of this one, and number of all; None where only the cluster knows."""
-        match = _PROCESS.fullmatch(self.coordinator_address or "")
+        match = _PROCESS.fullmatch(self.distributed or "")
         if match is None:
             return None, None, None
         if match["number"] is None:

@@ -36,7 +36,6 @@ PLACES = (
     "mesh",
     "attention",
     "distributed",
-    "coordinator_address",
 )
 """Settings that say on which devices a run is carried out; its numbers do not depend on them."""
 

@@ -64,7 +64,7 @@ def join(run: RunConfig) -> None:
     a trace of its own insides.
 
     Args:
-        run: `distributed`, or `coordinator_address`.
+        run: `distributed`.
 
     Raises:
         ConfigError: the flags and the cluster do not say enough.
@@ -97,8 +97,8 @@ def join(run: RunConfig) -> None:
         )
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            "distributed: expected a cluster that JAX knows, or coordinator_address as HOST:PORT,NUMBER/COUNT, "
-            f"got: {str(error).strip().splitlines()[0]}"
+            "distributed: expected a cluster that JAX knows, or HOST:PORT,NUMBER/COUNT, got: "
+            f"{str(error).strip().splitlines()[0]}"
         ) from None
     finally:
         limit.cancel()
@@ -112,7 +112,7 @@ def _from_environment(name: str) -> int | None:
 
 def _end_unconnected(address: str | None, count: int | None, seconds: int) -> None:
     print(
-        f"error: coordinator_address: expected {count or 'all'} processes at {address or 'the coordinator'} within "
+        f"error: distributed: expected {count or 'all'} processes at {address or 'the coordinator'} within "
         f"{seconds} s, got an answer from fewer or from none",
         file=sys.stderr,
         flush=True,
@@ -243,7 +243,7 @@ def on_first(function: Callable[[], T]) -> T:
 def check_same(settings: Mapping[str, Any]) -> None:
     """Raise a `ConfigError` on every process unless all have the same settings; all of them must call this."""
     compared = dict(settings)
-    compared.pop("coordinator_address", None)  # it has the number of each process
+    compared.pop("distributed", None)  # it has the number of each process
     for process, process_settings in enumerate(gather(compared)):
         for name, value in compared.items():
             process_value = process_settings.get(name)

@@ -304,7 +304,7 @@ def test_help_begins_with_twelve_flags_whose_examples_can_be_read(command, capsy
     ("flag", "says"),
     [
         ("--test_sizes", "--sizes test=4:40"),
-        ("--process_id", "--coordinator_address"),
+        ("--process_id", "--distributed"),
         ("--val_timeout_s", "in Python"),
         ("--eval_top_k", "in Python"),
     ],

@@ -75,7 +75,7 @@ def test_processes_with_different_data_all_refuse(command, differs, tmp_path, ow
         (tmp_path / name / "data").mkdir(parents=True)
         for split in ("rl", "test"):
             write_rows(tmp_path / name / "data" / f"{split}.jsonl", number if split == differs else 0)
-        own_flags = [*run, "--coordinator_address", f"{address},{number}/2"]
+        own_flags = [*run, "--distributed", f"{address},{number}/2"]
         both.append(second([[], own_flags], f"os.chdir({str(tmp_path / name)!r})")[1])
     statuses, outputs = ends_of(both)
     assert statuses == [2, 2], outputs

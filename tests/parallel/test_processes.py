@@ -94,7 +94,7 @@ def test_waiting_for_the_others_is_bounded(tmp_path, number, monkeypatch):
     alone = commands(tmp_path / "run")[number]
     statuses, (said,) = ends_of([alone], timeout_s=120)
     assert statuses == [2]
-    assert "error: coordinator_address: " in said
+    assert "error: distributed: " in said
     assert "2 processes at 127.0.0.1:" in said
 
 
@@ -127,7 +127,7 @@ processes.HEARTBEAT_S = 8
 number, address = int(sys.argv[1]), sys.argv[2]
 
 def command():
-    processes.join(RunConfig(coordinator_address=f"{address},{number}/2"))
+    processes.join(RunConfig(distributed=f"{address},{number}/2"))
     processes.wait_for_all()
     if number == 0:
         time.sleep(10)
@@ -147,8 +147,8 @@ def test_what_one_process_does_alone_at_the_end_may_take_longer_than_others_are_
 
 @pytest.mark.parametrize("address", ["somewhere", "host:1,2/2", "host:1,0", "host:1,0/0"])
 def test_addresses_that_cannot_be(address):
-    with pytest.raises(ConfigError, match=r"^coordinator_address: "):
-        RunConfig(coordinator_address=address)
+    with pytest.raises(ConfigError, match=r"^distributed: "):
+        RunConfig(distributed=address)
 
 
 def test_one_process_agrees_with_itself_and_distributed_is_refused_without_a_cluster(monkeypatch):
@@ -166,4 +166,4 @@ def test_one_process_agrees_with_itself_and_distributed_is_refused_without_a_clu
     for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="distributed"):
-        processes.join(RunConfig(distributed=True))
+        processes.join(RunConfig(distributed="auto"))

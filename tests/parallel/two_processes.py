@@ -14,7 +14,7 @@ def commands(folder: Path, *flags: str, each: tuple[tuple[str, ...], ...] = ((),
     """The run of each; `each` adds flags of its own to one."""
     address = f"127.0.0.1:{free_port()}"
     run = ["-m", "jaxppo.train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, "--output_dir", folder]
-    return [[*run, *flags, "--coordinator_address", f"{address},{number}/2", *own] for number, own in enumerate(each)]
+    return [[*run, *flags, "--distributed", f"{address},{number}/2", *own] for number, own in enumerate(each)]
 
 
 SECOND = """
