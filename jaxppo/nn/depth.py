@@ -214,6 +214,9 @@ def _saving_attended(
 
     For layers that are no loop: what they save is not copied, and their gradient does not call the kernel again.
     """
+    # The gradient goes through it as well: that of a layer's weights is computed before that of
+    # the layer below. Else XLA may put it off, and hold what it needs of all layers.
+    weights, hidden = jax.lax.optimization_barrier((weights, hidden))
     policy = jax.checkpoint_policies.save_only_these_names(SAVED, ATTENDED)
     return jax.checkpoint(partial(_run_layer, graph), policy=policy)(weights, hidden, context)
 
