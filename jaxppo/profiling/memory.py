@@ -399,6 +399,9 @@ def budget(
         scoring = max(_gathered(shapes))
     else:
         scoring = max(_cast_weights(shapes, tree) for tree in shapes.weights.values())
+        if scoring == 0 and config.peft.use_peft:
+            # Compilers for GPUs cast the layers under adapters all at once.
+            scoring = sizes.copy_bytes(policy, shapes.weights["policy"]["trunk"]["layers"])
     activations = max(sizes.scored_bytes(model, at_once, length) for model in models)
     stages = {
         "sampling": decoding | _decoding(policy, min(rows, sampled or rows), length, shapes.tensor),
@@ -445,7 +448,9 @@ def _learning_stage(
             # it is added to a sum or goes into the optimizer.
             gradients = gradients * sizes.itemsize(models[0]) // sizes.FP32
         if models[0].computation.accelerated:
-            layers = [sizes.layer_bytes(model, micro_rows, length) // tensor for model in models]
+            layers = [
+                sizes.learned_layer_bytes(model, micro_rows, length) // tensor for model in models
+            ]
             activations -= sum(layers) - max(layers)  # one model after the other
     return {
         "weights": copies,

@@ -91,6 +91,16 @@ def layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     return numbers * itemsize(model) + scores * weight
 
 
+def learned_layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
+    """Estimate of what the layer takes whose gradient is computed: `layer_bytes`, or half of it where it is no loop.
+
+    The half is what compilers for GPUs said (docs/accelerators.md); where all layers keep everything it is whole.
+    """
+    layer = layer_bytes(model, rows, length)
+    is_loop = model.scans_layers or not model.computation.accelerated
+    return layer if is_loop else layer // 2
+
+
 def scored_bytes(model: ModelConfig, rows: int, length: int) -> int:
     """Estimate of what a layer takes where no gradient follows: all of it, or its widest part by fused attention."""
     if model.computation.attention not in ("triton", "splash"):
@@ -112,7 +122,7 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
         length: T, tokens of a row, padding included.
         tensor: devices along `TENSOR`.
     """
-    layer = layer_bytes(model, rows, length) // tensor
+    layer = learned_layer_bytes(model, rows, length) // tensor
     tokens = rows * length
     if not (model.computation.accelerated or model.computation.gradient_checkpointing):
         return model.num_hidden_layers * layer

@@ -233,7 +233,7 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         assert own.micro_batches(565) == 32
 
 
-@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (8, 4), (4, 64)])
+@pytest.mark.parametrize(("gib", "parts"), [(None, 1), (6, 4), (3.5, 64)])
 def test_supervised_steps_too(gib, parts):
     with gpu_of(gib):
         model = models.with_dtype(PYTHIA_160M, "bfloat16", "auto")
@@ -249,7 +249,7 @@ def test_supervised_steps_too(gib, parts):
 
 @pytest.mark.parametrize(
     ("gib", "use_peft", "parts"),
-    [(None, False, 1), (8, False, 2), (3, False, 32), (60, True, 1), (4.5, True, 4)],
+    [(None, False, 1), (8, False, 2), (3, False, 32), (60, True, 1), (4, True, 4)],
 )
 def test_steps_on_pairs_too(gib, use_peft, parts):
     """Both texts of a pair are read at once; adapters leave more room."""
@@ -270,9 +270,9 @@ def test_steps_on_pairs_too(gib, use_peft, parts):
     ("name", "devices", "flags", "recorded"),
     [
         ("tpu", 4, {}, {"generate": 4.18, "score": 3.91, "update": 6.92}),
-        ("gpu", 1, {}, {"generate": 5.14, "score": 3.92, "update": 15.32}),
-        ("gpu", 1, {"algorithm": "rloo", "num_generations": 4}, {"generate": 3.76, "score": 2.54, "update": 8.09}),
-        ("gpu", 1, {"use_peft": True}, {"generate": 2.30, "score": 1.24, "update": 12.40}),
+        ("gpu", 1, {}, {"generate": 5.14, "score": 3.97, "update": 15.08}),
+        ("gpu", 1, {"algorithm": "rloo", "num_generations": 4}, {"generate": 3.76, "score": 2.49, "update": 7.99}),
+        ("gpu", 1, {"use_peft": True}, {"generate": 2.30, "score": 1.34, "update": 12.30}),
     ],
 )
 def test_the_budget_is_within_a_tenth_of_what_compilers_said(name, devices, flags, recorded):
