@@ -8,10 +8,11 @@ Random weights, bfloat16, 64 rows of 512-token prompts, 53 tokens sampled for ea
 timed is `train.train_step`, as in ppo_update.py, in turns with TRL's update on the same GPU. Without a GPU or TPU
 `--all` takes models of the same kinds in tiny sizes.
 
-With `--minutes` every workload has an equal share of the time that is left when it begins; what is cut off keeps its
-turns. After every turn two files in the folder `--out` are replaced: accelerator.json, and accelerator.md with the
-table that is printed at the end. Beside them lies what contestants wrote to standard error. One that fails is recorded
-with its last error, and the others go on. Of a contestant there are:
+With `--minutes` every workload has an equal share of the time that is left when it begins, and up to half of that time
+until each contestant has one turn that counts; what is cut off keeps its turns. After every turn two files in the
+folder `--out` are replaced: accelerator.json, and accelerator.md with the table that is printed at the end. Beside them
+lies what contestants wrote to standard error. One that fails is recorded with its last error, and the others go on. Of
+a contestant there are:
 
 - `first_update_s`: seconds from the start of its process to the end of its first update; both start together;
 - `over_jaxppo`: how many times as long as jaxppo an update takes, the median over the turns, and its range;
@@ -296,6 +297,23 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+class Limits(NamedTuple):
+    """Until when a case may go on, in the seconds of `time.monotonic`; None: as long as it takes."""
+
+    share: float | None = None
+    first_result: float | None = None  # while a contestant has no turn that counts
+
+
+def limits(deadline: float | None, cases_left: int) -> Limits:
+    """The limits of the first of the cases that are left."""
+    if deadline is None:
+        return Limits()
+    now = time.monotonic()
+    left = deadline - now
+    # Equal shares that are all too short would give no result at all.
+    return Limits(now + left / cases_left, now + left / min(cases_left, 2))
+
+
 class Case(NamedTuple):
     """One workload and the commands of the contestants that take turns on it."""
 
@@ -316,12 +334,12 @@ def case_of(name: str, work: Workload, vs_trl: bool, platform: str) -> Case:
 def measure(
     case: Case,
     updates: int,
-    deadline: float | None,
+    limit: Limits,
     peak: Peaks,
     out: Path,
     save: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Let the contestants take turns until each has its updates, or the deadline comes; save after each turn."""
+    """Let the contestants take turns until each has its updates, or the time is over; save after each turn."""
     results = {contestant: Result() for contestant in case.commands}
     running: dict[str, Contestant] = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -331,6 +349,8 @@ def measure(
                 running[name] = Contestant(name, command, log, Path(folder))
             for turn in range(1 + WARM_UP + updates):
                 for name, contestant in list(running.items()):
+                    has_results = all(results[other].counted for other in running)
+                    deadline = limit.share if has_results else limit.first_result
                     try:
                         if turn == 0:
                             contestant.wait_until_ready(deadline)
@@ -443,11 +463,8 @@ def measure_all(
             report["cases"][number] = record
             write(report, out)
 
-        share_ends = None
-        if deadline is not None:
-            now = time.monotonic()
-            share_ends = now + (deadline - now) / (len(cases) - number)
-        measure(case, updates, share_ends, peak, out, save)
+        limit = limits(deadline, len(cases) - number)
+        measure(case, updates, limit, peak, out, save)
 
 
 def make_parser() -> argparse.ArgumentParser:

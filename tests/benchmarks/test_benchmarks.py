@@ -81,6 +81,13 @@ def test_workloads_have_the_published_numbers_of_parameters(modules):
         assert modules.decode.bytes_read(work) == 2 * read
 
 
+def test_accelerator_gives_a_case_its_share_and_more_until_it_has_a_result(modules, monkeypatch):
+    monkeypatch.setattr(modules.accelerator.time, "monotonic", lambda: 100.0)
+    assert modules.accelerator.limits(700.0, 4) == (250, 400)
+    assert modules.accelerator.limits(700.0, 1) == (700, 700)
+    assert modules.accelerator.limits(None, 4) == (None, None)
+
+
 CONTESTANT = f"""
 import sys, time
 sys.path.insert(0, {str(FOLDER)!r})
