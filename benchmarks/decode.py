@@ -112,9 +112,15 @@ CONTESTANTS = {"jaxppo": jaxppo_contestant, "hf": hf_contestant, "bandwidth": ba
 def bytes_read(work: Workload) -> int:
     """What all steps of sampling have to read: the weights that a token uses, and the keys and values before it."""
     size = 2 if work.dtype == "bfloat16" else 4
-    weights = work.layers * 12 * work.hidden**2 + work.hidden * work.vocab
+    keys = (
+        work.kv_heads or work.heads
+    ) * work.head_size  # of a token; as many numbers are its values
+    attention = 2 * work.hidden * (work.heads * work.head_size + keys)
+    matrices = 2 if work.kv_heads is None else 3  # a Llama's MLP has a gate
+    mlp = matrices * work.hidden * (work.inner or 4 * work.hidden)
+    weights = work.layers * (attention + mlp) + work.hidden * work.vocab
     seen = sum(work.prompt + step for step in range(work.response))
-    return size * (work.response * weights + seen * work.batch * 2 * work.layers * work.hidden)
+    return size * (work.response * weights + seen * work.batch * 2 * work.layers * keys)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """PPO updates of TRL 1.12, one per line on standard input; `ppo_update.py` starts it and gives it the sizes.
 
 The same work as the other contestants: random models for policy, reference, value and reward, one mini-batch,
-nothing written to disk, on the CPU unless torch finds a GPU.
+nothing written to disk, on the CPU unless torch finds a GPU. A second argument is JAX's platform: where that is an
+accelerator and torch finds no GPU, this fails.
 """
 
 import json
@@ -22,6 +23,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     PreTrainedTokenizerFast,
+    Qwen3Config,
     TrainerCallback,
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
@@ -38,11 +40,15 @@ class Turns(TrainerCallback):
         self._clock.ready()
 
     def on_step_end(self, *args, **kwargs):
-        self._clock.done()
+        # As JAX counts: what arrays took at most, not what the allocator keeps
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+        self._clock.done(peak_bytes=peak)
 
 
 def main() -> None:
     work = json.loads(sys.argv[1])
+    if sys.argv[2:] not in ([], ["cpu"]) and not torch.cuda.is_available():
+        raise RuntimeError("expected a GPU, as JAX has an accelerator; torch sees none")
     vocab, batch, prompt = work["vocab"], work["batch"], work["prompt"]
     sizes = {
         "vocab_size": vocab,
@@ -60,9 +66,11 @@ def main() -> None:
     if work["kv_heads"] is None:
         config = GPTNeoXConfig(**sizes)
     else:
-        config = LlamaConfig(
-            **sizes, num_key_value_heads=work["kv_heads"], tie_word_embeddings=True
-        )
+        sizes |= {"num_key_value_heads": work["kv_heads"], "tie_word_embeddings": True}
+        if work["head_dim"] is None:
+            config = LlamaConfig(**sizes)
+        else:
+            config = Qwen3Config(**sizes, head_dim=work["head_dim"])
     words = {"<eos>": 0, "<pad>": 1} | {f"w{i}": i for i in range(2, min(500, vocab))}
     core = Tokenizer(models.WordLevel(words, unk_token="w2"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()

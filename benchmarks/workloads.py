@@ -11,7 +11,8 @@ from typing import Any
 class Workload:
     """Random models of one size for policy, reference, value and reward; one mini-batch per epoch.
 
-    They are GPT-NeoX, or Llama with tied embeddings where heads share keys and values.
+    They are GPT-NeoX, or Llama with tied embeddings where heads share keys and values, or Qwen3 where heads also have
+    a size of their own.
     """
 
     layers: int
@@ -19,6 +20,9 @@ class Workload:
     heads: int
     vocab: int
     kv_heads: int | None = None  # heads of keys and values of a Llama; None: GPT-NeoX
+    head_dim: int | None = (
+        None  # of a Qwen3, which normalizes queries and keys; None: hidden / heads
+    )
     inner: int | None = None  # hidden size of the MLP; None: four times that of the model
     # Of adapters on all linear layers of policy and value model; None: all weights learn
     rank: int | None = None
@@ -28,6 +32,11 @@ class Workload:
     dtype: str = "float32"
     epochs: int = 4
     parts: int = 1  # micro-batches of TRL's update; the others choose their own
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of one head."""
+        return self.head_dim or self.hidden // self.heads
 
     def to_json(self) -> str:
         """All fields, as a process of another project reads them."""
@@ -85,6 +94,24 @@ WORKLOADS = {
         response=53,
         dtype="bfloat16",
     ),
+    # The parts of these three are estimates, not measured: half of an H200's memory should do for TRL.
+    "smollm2-135m": dataclasses.replace(
+        SMOLLM2, batch=64, prompt=512, response=53, epochs=4, dtype="bfloat16", parts=2
+    ),
+    "qwen3-0.6b": Workload(
+        layers=28,
+        hidden=1024,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        inner=3072,
+        vocab=151936,
+        batch=64,
+        prompt=512,
+        response=53,
+        dtype="bfloat16",
+        parts=8,
+    ),
     "pythia-1b": Workload(
         layers=16,
         hidden=2048,
@@ -94,9 +121,28 @@ WORKLOADS = {
         prompt=512,
         response=53,
         dtype="bfloat16",
+        parts=8,
     ),
     "tiny": Workload(layers=2, hidden=64, heads=2, vocab=1000, batch=8, prompt=16, response=8),
 }
+
+
+def shrink(work: Workload) -> Workload:
+    """A model of the same kind, and a batch, that take seconds on a CPU."""
+    return dataclasses.replace(
+        work,
+        layers=2,
+        hidden=64,
+        heads=2,
+        kv_heads=work.kv_heads and 1,
+        head_dim=work.head_dim and 48,
+        inner=work.inner and 96,
+        vocab=1000,
+        batch=8,
+        prompt=16,
+        response=8,
+        dtype="float32",
+    )
 
 
 def model_config(work: Workload) -> Any:
@@ -119,8 +165,9 @@ def model_config(work: Workload) -> Any:
         return GPTNeoXConfig(**sizes)
     return LlamaConfig(
         **sizes,
+        model_type="llama" if work.head_dim is None else "qwen3",
         num_key_value_heads=work.kv_heads,
-        head_dim=work.hidden // work.heads,
+        head_dim=work.head_size,
         tie_word_embeddings=True,
     )
 
@@ -197,7 +244,8 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
     frozen under an adapter, which has products of its own.
     """
     d, heads, rows = work.hidden, work.heads, work.batch
-    inner, kv_heads, head = work.inner or 4 * d, work.kv_heads or heads, d // heads
+    inner, kv_heads, head = work.inner or 4 * d, work.kv_heads or heads, work.head_size
+    all_heads = heads * head
     # The second is the gate
     widening = [(d, inner)] if work.kv_heads is None else [(d, inner), (d, inner)]
     length = work.prompt + work.response
@@ -221,7 +269,7 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
     def layers(count: int, tokens: int, seen: int, read: int, forward: int, backward: int) -> None:
         passes = (count * forward, count * backward)
         if work.kv_heads is not None:
-            linear(rows * read, d, d, *passes)
+            linear(rows * read, d, all_heads, *passes)
             for _ in range(2):
                 linear(rows * tokens, d, kv_heads * head, *passes)
         elif read == tokens:
@@ -229,7 +277,7 @@ def products(work: Workload) -> list[tuple[tuple[int, int, int, int], int]]:
         else:
             linear(rows * tokens, d, 2 * d, *passes)
             linear(rows * read, d, d, *passes)
-        for k, n in ((d, d), *widening, (inner, d)):
+        for k, n in ((all_heads, d), *widening, (inner, d)):
             linear(rows * read, k, n, *passes)
         queries = heads // kv_heads * read  # that share keys and values
         add((rows * kv_heads, queries, head, seen), count * (forward + 2 * backward))
