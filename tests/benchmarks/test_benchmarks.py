@@ -31,7 +31,7 @@ def run(script: str, *args: str) -> list[dict]:
 @pytest.fixture
 def modules(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))  # as in a script of that folder
-    names = ("accelerator", "decode", "workloads")
+    names = ("accelerator", "decode", "kernels", "workloads")
     return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
@@ -237,3 +237,60 @@ def test_small_runs_measure_what_they_name(monkeypatch, script, flags, names):
         assert all(line[name] > 0 for name in names.split())
     if script == "scaling.py":
         assert [line["quantity"] for line in lines] == ["batch", "response", "layers", "vocab"]
+
+
+COMPILED = """HloModule jit_f, is_scheduled=true
+
+%fused (p.1: f32[8,4], p.2: s32[]) -> f32[2,4] {
+  %p.1 = f32[8,4]{1,0} parameter(0)
+  %p.2 = s32[] parameter(1)
+  ROOT %part = f32[2,4]{1,0} dynamic-slice(%p.1, %p.2, %p.2), dynamic_slice_sizes={2,4}
+}
+
+%written (p.3: f32[8,4], p.4: f32[2,4], p.5: s32[]) -> f32[8,4] {
+  %p.3 = f32[8,4]{1,0} parameter(0)
+  %p.4 = f32[2,4]{1,0} parameter(1)
+  %p.5 = s32[] parameter(2)
+  ROOT %update = f32[8,4]{1,0} dynamic-update-slice(%p.3, %p.4, %p.5, %p.5)
+}
+
+%body (carry: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %carry = (s32[], f32[8,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%carry), index=0
+  %x = f32[8,4]{1,0} get-tuple-element(%carry), index=1
+  %small = f32[2,4]{1,0} fusion(%x, %i), kind=kLoop, calls=%fused
+  %new = f32[8,4]{1,0} fusion(%x, %small, %i), kind=kLoop, calls=%written
+  ROOT %next = (s32[], f32[8,4]{1,0}) tuple(%i, %new)
+}
+
+ENTRY %main (a: f32[8,4], b: bf16[4,8]) -> f32[8,4] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %b = bf16[4,8]{1,0} parameter(1)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[8,4]{1,0}) tuple(%zero, %a)
+  %loop = (s32[], f32[8,4]{1,0}) while(%start), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %result = f32[8,4]{1,0} get-tuple-element(%loop), index=1
+  %product = f32[8,8]{1,0} custom-call(%result, %b), custom_call_target="gemm"
+  ROOT %copy = f32[8,4]{1,0} copy(%result)
+}
+"""
+
+
+def test_kernels_and_their_bytes_are_counted_with_the_trips_of_loops_and_the_parts_that_are_read_and_written(modules):
+    found = modules.kernels.Module(COMPILED).kernels()
+    part, whole = 2 * 4 * 4, 8 * 4 * 4
+    # Reads a part and the two indices, writes the part; reads it and the index, writes it.
+    in_loop = [("loop", 3, 2 * part + 4), ("loop", 3, 2 * part + 4)]
+    assert found == [*in_loop, ("", 1, 64 + whole + 8 * 8 * 4), ("", 1, 2 * whole)]
+    assert modules.kernels.array_bytes("(f32[2,3]{1,0}, /*index=1*/bf16[4]{0}, pred[5]{0}, s32[])") == 24 + 8 + 5 + 4
+
+
+def test_a_plan_of_a_workload_has_what_is_counted(modules):
+    """Compiled for this machine's CPU, whose compiler prints programs in the same language."""
+    work = modules.workloads.WORKLOADS["tiny"]
+    learner, plan = modules.kernels.programs_of(work, jax.devices()[:1])
+    assert set(plan.stages) == {"generate", "score", "update"}
+    assert learner.config.batch_size == work.batch
+    (program,) = plan.stages["generate"]
+    kernels = modules.kernels.Module(program.function.lower(*program.arguments).compile().as_text()).kernels()
+    assert sum(kernel.num_bytes for kernel in kernels) > 0 and any(kernel.loop for kernel in kernels)
