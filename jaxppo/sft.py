@@ -5,6 +5,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jaxppo import data, hf, models
 from jaxppo.config import LoopConfig, SFTConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.errors import ConfigError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.evaluator import (
     Evaluator,
     choose_fixed,
@@ -194,7 +195,7 @@ def _scores_answers(config: SFTConfig) -> bool:
 
 
 def fit_to_data(config: SFTConfig) -> tuple[SFTConfig, str | None]:
-    """Leave out default evaluation splits that are missing.
+    """Leave out default evaluation splits that are missing, or whose texts cannot be read.
 
     Nothing is refused here, before the processes of a run have joined: the readers of the data do that.
 
@@ -208,6 +209,10 @@ def fit_to_data(config: SFTConfig) -> tuple[SFTConfig, str | None]:
         return config, None
     remaining = tuple(split for split in splits if split not in missing)
     lines = []
+    if not _scores_answers(config) and not config.data.names_eval_splits:
+        unreadable = _unreadable_splits(config, remaining)
+        remaining = tuple(split for split in remaining if split not in unreadable)
+        lines += [f"eval_splits: {split} left out: {unreadable[split]}" for split in unreadable]
     if missing:
         nothing = "" if remaining else ", so nothing is evaluated"
         lines.append(
@@ -219,8 +224,21 @@ def fit_to_data(config: SFTConfig) -> tuple[SFTConfig, str | None]:
             f"{', '.join(remaining)}: evaluated by the loss alone, as the rows are no planning problems and no reward "
             "function is named; --reward_funcs module:function scores answers"
         )
-    changed = dataclasses.replace(config.data, eval_splits=remaining) if missing else config.data
-    return dataclasses.replace(config, data=changed), "\n".join(lines) or None
+    if remaining != splits:
+        changed = dataclasses.replace(config.data, eval_splits=remaining)
+        config = dataclasses.replace(config, data=changed)
+    return config, "\n".join(lines) or None
+
+
+def _unreadable_splits(config: SFTConfig, splits: Sequence[str]) -> dict[str, str]:
+    """Return which of the splits cannot be read, and why."""
+    reasons = {}
+    for split in splits:
+        try:
+            load_rows(dataclasses.replace(config.data, eval_splits=(split,)), config.reward, None)
+        except DataError as error:
+            reasons[split] = str(error)
+    return reasons
 
 
 def _encoded_when_needed(
@@ -329,7 +347,14 @@ def _read_held_out(
     encoded = {}
     fixed = {}
     for split, split_rows in rows.items():
-        encoded[split] = encode(split, split_rows, console.print)
+        try:
+            encoded[split] = encode(split, split_rows, console.print)
+        except DataError as error:
+            # A run could do without the loss of rows that it does not learn from.
+            console.warn(f"loss of split {split} left out: {error}")
+            encoded[split] = []
+            fixed[split] = []
+            continue
         fixed[split] = encoded[split]
         chosen = choose_fixed(split_rows, config.evaluation.eval_rows, config.data.data_seed)
         if len(chosen) < len(split_rows):
@@ -444,8 +469,19 @@ def _carry_out(
     config = run.config
     tokenizer = inputs.start.tokenizer
 
+    def measure(state: TrainState, *, fixed_rows_only: bool = False) -> dict[str, Any]:
+        results = held_out.measure(learner.policy(state), fixed_rows_only=fixed_rows_only)
+        for split, measures in results.items():
+            if not math.isfinite(measures.get("loss", 0.0)):
+                run.console.warn(
+                    f"the loss of split {split} is {measures.pop('loss')}; weights or a row of it overflow"
+                )
+            elif fixed_rows_only and "loss" in measures:
+                run.console.print(f"{split}: loss {measures['loss']:.4f} nats per token")
+        return results
+
     def evaluate(state: TrainState) -> dict[str, float]:
-        return eval_metrics(held_out.measure(learner.policy(state), fixed_rows_only=True))
+        return eval_metrics(measure(state, fixed_rows_only=True))
 
     steps = LoopSteps(
         total=config.num_updates,
@@ -459,7 +495,7 @@ def _carry_out(
     if processes.is_first():
         write_tokenizer(run.folder, tokenizer)
     state, meta = TrainingLoop(run, loop, steps, state).run()
-    results = held_out.measure(learner.policy(state))
+    results = measure(state)
     run.trackers.log(config.num_updates, eval_metrics(results))
     params, frozen = stacks.unstack(learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():

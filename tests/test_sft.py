@@ -21,6 +21,7 @@ from jaxppo.data.batches import packed
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.held_out import ReferenceLoss
 from jaxppo.nn import lora
+from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
@@ -290,6 +291,41 @@ def test_default_splits_that_are_missing_are_left_out_and_named_ones_stay(flags,
     config, line = sft.fit_to_data(parse_cli(SFTConfig, "sft", ["--dataset", dataset, *flags]))
     assert config.data.eval_splits == remaining
     assert line is None if words is None else words in line
+
+
+@pytest.mark.parametrize("rows", [[], [{"text": "on a"}], [{"prompt": ["on"], "completion": "stack"}]])
+def test_a_default_split_that_cannot_be_read_is_left_out_and_a_named_one_is_refused(chats, tmp_path, rows):
+    dataset = write_rows(tmp_path / "data", train=CHATS, test=rows)
+    config, line = sft.fit_to_data(replace(SFTConfig(), dataset=dataset))
+    assert config.data.eval_splits == () and "eval_splits: test left out: " in line
+    with pytest.raises(DataError, match="test"):
+        sft.sft(replace(chat_config(chats, tmp_path / "run"), dataset=dataset, reward_funcs=("plan",)))
+
+
+def test_held_out_rows_that_cannot_be_measured_do_not_end_a_run(chats, tmp_path, capsys):
+    """One is longer than the model and would be cut for it, of the other splits one has a prompt that is too long."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = GPT2Config(vocab_size=24, **sizes, max_position_embeddings=16)
+    hf.save_pretrained(tmp_path / "model", config, random_params(config), chat_tokenizer(template=None))
+    short, long = {"prompt": "on b", "completion": "stack a"}, {"prompt": "on b", "completion": "stack a " * 20}
+    dataset = write_rows(
+        tmp_path / "data", train=[short] * 4, test=[short, long], other=[{"prompt": "on " * 9, "completion": "stack"}]
+    )
+    changes = {"max_length": 40, "eval_splits": ("test", "other"), "max_prompt_length": 4, "eval_steps": 2}
+    options = {"model_path": str(tmp_path / "model"), "dataset": dataset, "reward_funcs": ("plan",), "quiet": False}
+    options |= {"filter_overlong_prompts": False, "report_to": ("none",)}
+    folder = sft.sft(replace(chat_config(chats, tmp_path / "run"), **options, **changes))
+    assert json.loads((folder / "eval.json").read_text())["test"]["loss"] > 0
+    printed = capsys.readouterr().out
+    assert "1 of 2 rows longer than 16 tokens: 1 cut, 0 left out" in printed
+    assert "test: loss " in printed
+
+
+def test_a_loss_that_is_no_number_is_said_and_written_nowhere(chats, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ReferenceLoss, "_loss", lambda *_: float("nan"))
+    folder = sft.sft(chat_config(chats, tmp_path / "run", eval_steps=2))
+    assert "warning: the loss of split test is nan" in capsys.readouterr().out
+    assert "loss" not in json.loads((folder / "eval.json").read_text())["test"]
 
 
 def test_planning_problems_are_judged_by_the_default_reward(tmp_path):

@@ -184,7 +184,8 @@ class LoopConfig:
     def check_evaluated(self, names: Collection[str]) -> None:
         """Raise a `ConfigError` where the metric for the best checkpoint is of an evaluation, and none of these."""
         if self._evaluates_best and self.best_metric not in names:
-            requirement = f"one of {', '.join(sorted(names))}, or a metric of training"
+            evaluated = ", ".join(sorted(names)) or "nothing, as no split is evaluated"
+            requirement = f"one of {evaluated}, or a metric of training"
             raise ConfigError(
                 f"metric_for_best_model: expected {requirement}, got {self.best_metric!r}"
             )

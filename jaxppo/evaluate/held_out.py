@@ -241,9 +241,9 @@ def encode_held_out(
     # A reward function scores answers to rows without one, too.
     complete = [row for row in rows if isinstance(row.get("completion"), str)]
     max_prompt_length, limit = data.limits_of(config)
-    if limit is None and model.max_length is not None:
+    if model.max_length is not None and (limit is None or model.max_length < limit.max_length):
         # Such rows of train_split are an error. Held-out ones do not stop a run that could do without them.
-        limit = data.RowLimit(model.max_length, "drop")
+        limit = data.RowLimit(model.max_length, "drop" if limit is None else limit.overlong)
     encoded = data.encode_rows(
         tokenizer,
         complete,

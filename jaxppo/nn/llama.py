@@ -9,7 +9,7 @@ import re
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxppo.nn.attention import PROJECTED, AttentionContext, LayerCache, attend_cached
+from jaxppo.nn.attention import PROJECTED, SAVED, AttentionContext, LayerCache, attend_cached
 from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.config import SCORE_NAMES, Family, HfName, linear_names
 from jaxppo.nn.layers import (
@@ -58,12 +58,11 @@ class LlamaAttention(nnx.Module):
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
         assert context.rotary is not None
-        projected = (
-            self.q_proj(select_tokens(x_btd, context.read, axis=1)),
-            self.k_proj(x_btd),
-            self.v_proj(x_btd),
-        )
-        query, key, value = checkpoint_name(projected, PROJECTED)
+        query = self.q_proj(select_tokens(x_btd, context.read, axis=1))
+        key = self.k_proj(x_btd)
+        # The gradient of a norm needs what goes into it, not only what attention takes.
+        query, key = checkpoint_name((query, key), PROJECTED if self.q_norm is None else SAVED)
+        value = checkpoint_name(self.v_proj(x_btd), PROJECTED)
         query = split_heads(query, self.head_dim)
         key = self._split_kv_heads(key)
         value = self._split_kv_heads(value)
