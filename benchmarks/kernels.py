@@ -127,7 +127,7 @@ class Module:
     def _bytes(self, computation: str, instruction: Instruction) -> int:
         known = self._computations[computation]
         shapes = [known[name].shape for name in instruction.operands if name in known]
-        if instruction.kind == "fusion":
+        if instruction.kind in ("fusion", "fusion-start"):
             return self._fusion_bytes(instruction, shapes)
         if instruction.kind in SLICES:
             return 2 * array_bytes(instruction.shape)

@@ -258,7 +258,8 @@ COMPILED = """HloModule jit_f, is_scheduled=true
   %carry = (s32[], f32[8,4]{1,0}) parameter(0)
   %i = s32[] get-tuple-element(%carry), index=0
   %x = f32[8,4]{1,0} get-tuple-element(%carry), index=1
-  %small = f32[2,4]{1,0} fusion(%x, %i), kind=kLoop, calls=%fused
+  %begun = ((f32[8,4]{1,0}, s32[]), f32[2,4]{1,0}, u32[]) fusion-start(%x, %i), kind=kLoop, calls=%fused
+  %small = f32[2,4]{1,0} fusion-done(%begun)
   %new = f32[8,4]{1,0} fusion(%x, %small, %i), kind=kLoop, calls=%written
   ROOT %next = (s32[], f32[8,4]{1,0}) tuple(%i, %new)
 }
