@@ -469,19 +469,13 @@ def _carry_out(
     config = run.config
     tokenizer = inputs.start.tokenizer
 
-    def measure(state: TrainState, *, fixed_rows_only: bool = False) -> dict[str, Any]:
-        results = held_out.measure(learner.policy(state), fixed_rows_only=fixed_rows_only)
-        for split, measures in results.items():
-            if not math.isfinite(measures.get("loss", 0.0)):
-                run.console.warn(
-                    f"the loss of split {split} is {measures.pop('loss')}; weights or a row of it overflow"
-                )
-            elif fixed_rows_only and "loss" in measures:
-                run.console.print(f"{split}: loss {measures['loss']:.4f} nats per token")
-        return results
-
     def evaluate(state: TrainState) -> dict[str, float]:
-        return eval_metrics(measure(state, fixed_rows_only=True))
+        results = held_out.measure(learner.policy(state), fixed_rows_only=True)
+        for split, measures in results.items():
+            # One that is no number stays among the metrics: the best checkpoint may be chosen by it.
+            if "loss" in measures and not _warn_of_overflow(run.console, split, measures["loss"]):
+                run.console.print(f"{split}: loss {measures['loss']:.4f} nats per token")
+        return eval_metrics(results)
 
     steps = LoopSteps(
         total=config.num_updates,
@@ -495,7 +489,10 @@ def _carry_out(
     if processes.is_first():
         write_tokenizer(run.folder, tokenizer)
     state, meta = TrainingLoop(run, loop, steps, state).run()
-    results = measure(state)
+    results = held_out.measure(learner.policy(state))
+    for split, measures in results.items():
+        if "loss" in measures and _warn_of_overflow(run.console, split, measures["loss"]):
+            del measures["loss"]  # JSON has no word for it
     run.trackers.log(config.num_updates, eval_metrics(results))
     params, frozen = stacks.unstack(learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
@@ -503,6 +500,16 @@ def _carry_out(
     run.write_evals(results)
     print_results(run.console, results)
     run.console.print(f"model in {run.folder / 'policy'}")
+
+
+def _warn_of_overflow(console: Console, split: str, loss: float) -> bool:
+    """Warn of a loss that is no finite number; return whether it is none."""
+    if math.isfinite(loss):
+        return False
+    console.warn(
+        f"the loss of split {split} is {loss}: weights overflow, or a row of the split makes them"
+    )
+    return True
 
 
 def _meta(run: Run, config: SFTConfig, inputs: SupervisedInputs) -> dict[str, Any]:

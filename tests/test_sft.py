@@ -321,11 +321,14 @@ def test_held_out_rows_that_cannot_be_measured_do_not_end_a_run(chats, tmp_path,
     assert "test: loss " in printed
 
 
-def test_a_loss_that_is_no_number_is_said_and_written_nowhere(chats, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("reward_funcs", [("tests.reward_servers:length",), ("plan",)], ids=["reward", "loss alone"])
+def test_a_loss_that_is_no_number_is_said_and_written_nowhere(chats, tmp_path, capsys, monkeypatch, reward_funcs):
+    """By the loss alone the best checkpoint is chosen, too; then there is none."""
     monkeypatch.setattr(ReferenceLoss, "_loss", lambda *_: float("nan"))
-    folder = sft.sft(chat_config(chats, tmp_path / "run", eval_steps=2))
+    folder = sft.sft(replace(chat_config(chats, tmp_path / "run", eval_steps=2), reward_funcs=reward_funcs))
     assert "warning: the loss of split test is nan" in capsys.readouterr().out
     assert "loss" not in json.loads((folder / "eval.json").read_text())["test"]
+    assert [record.get("eval/test/loss", "none") for record in read_metrics(folder / "metrics.jsonl")][1] is None
 
 
 def test_planning_problems_are_judged_by_the_default_reward(tmp_path):
