@@ -212,7 +212,7 @@ def programs_of(work: Workload, devices: list[Any]) -> tuple[Learner, aot.Plan]:
 def measure(work: Workload, target: targets.Target) -> Iterator[dict[str, Any]]:
     """Compile `generate` and `update`, and count."""
     with aot.aiming_at(target):
-        learner, plan = programs_of(work, aot.devices_of(target))
+        _, plan = programs_of(work, aot.devices_of(target))
         for name in ("generate", "update"):
             (program,) = plan.stages[name]
             compiled = program.function.lower(*program.arguments).compile()
@@ -224,9 +224,8 @@ def measure(work: Workload, target: targets.Target) -> Iterator[dict[str, Any]]:
                 kernels = max(by_loop, key=lambda each: sum(kernel.num_bytes for kernel in each))
                 parts = 1
             else:
-                length = work.prompt + work.response
-                parts = work.epochs * learner.config.rl.num_mini_batches
-                parts *= learner.micro_batches(length)
+                # Arrays of rows are [mini-batches of all epochs, micro-batches of each, ...].
+                parts = math.prod(jax.tree.leaves(program.rows)[0].shape[:2])
             yield {
                 "program": name,
                 "kernels": round(sum(kernel.times for kernel in kernels) / parts),

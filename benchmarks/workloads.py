@@ -57,6 +57,18 @@ SMOLLM2 = Workload(
 )
 """The shapes of SmolLM2-135M."""
 
+PYTHIA_160M = Workload(
+    layers=12,
+    hidden=768,
+    heads=12,
+    vocab=50304,
+    batch=64,
+    prompt=512,
+    response=53,
+    dtype="bfloat16",
+)
+PYTHIA_1B = dataclasses.replace(PYTHIA_160M, layers=16, hidden=2048, heads=8)
+
 WORKLOADS = {
     "W1": Workload(layers=6, hidden=128, heads=4, vocab=50304, batch=32, prompt=64, response=53),
     "W2": Workload(layers=4, hidden=256, heads=4, vocab=512, batch=64, prompt=128, response=96),
@@ -64,36 +76,9 @@ WORKLOADS = {
     "W3-adapters": dataclasses.replace(SMOLLM2, rank=16),
     "W4": dataclasses.replace(SMOLLM2, prompt=800),
     "W4-adapters": dataclasses.replace(SMOLLM2, prompt=800, rank=16),
-    "gpu-160m": Workload(
-        layers=12,
-        hidden=768,
-        heads=12,
-        vocab=50304,
-        batch=256,
-        prompt=512,
-        response=128,
-        dtype="bfloat16",
-    ),
-    "gpu-1b": Workload(
-        layers=16,
-        hidden=2048,
-        heads=8,
-        vocab=50304,
-        batch=128,
-        prompt=512,
-        response=128,
-        dtype="bfloat16",
-    ),
-    "pythia-160m": Workload(
-        layers=12,
-        hidden=768,
-        heads=12,
-        vocab=50304,
-        batch=64,
-        prompt=512,
-        response=53,
-        dtype="bfloat16",
-    ),
+    "gpu-160m": dataclasses.replace(PYTHIA_160M, batch=256, response=128),
+    "gpu-1b": dataclasses.replace(PYTHIA_1B, batch=128, response=128),
+    "pythia-160m": PYTHIA_160M,
     # The parts of these three are estimates, not measured: half of an H200's memory should do for TRL.
     "smollm2-135m": dataclasses.replace(
         SMOLLM2, batch=64, prompt=512, response=53, epochs=4, dtype="bfloat16", parts=2
@@ -112,17 +97,7 @@ WORKLOADS = {
         dtype="bfloat16",
         parts=8,
     ),
-    "pythia-1b": Workload(
-        layers=16,
-        hidden=2048,
-        heads=8,
-        vocab=50304,
-        batch=64,
-        prompt=512,
-        response=53,
-        dtype="bfloat16",
-        parts=8,
-    ),
+    "pythia-1b": dataclasses.replace(PYTHIA_1B, parts=8),
     "tiny": Workload(layers=2, hidden=64, heads=2, vocab=1000, batch=8, prompt=16, response=8),
 }
 

@@ -109,6 +109,11 @@ class ModelConfig:
         return self.num_hidden_layers >= SCAN_FROM and not self.wide
 
     @property
+    def is_unrolled(self) -> bool:
+        """Whether an accelerated model has each layer in its own place of the program, not all in one loop."""
+        return self.computation.accelerated and not self.scans_layers
+
+    @property
     def wide(self) -> bool:
         """Whether the weights of one layer are more than the cache of a core holds."""
         return self.hidden_size >= WIDE_FROM

@@ -108,19 +108,12 @@ def _flash_attention(
     return mha(q_bthk, k_bthk, v_bthk, segments_bt, *settings, False)
 
 
-def _flash_forward(
-    q_bthk: Array,
-    k_bthk: Array,
-    v_bthk: Array,
-    segments_bt: Array | None,
-    scale: float,
-    interpret: bool,
-) -> tuple[Array, tuple[Array | None, ...]]:
+def _flash_forward(*arguments: Any) -> tuple[Array, tuple[Array | None, ...]]:
+    *arrays, scale, interpret = arguments
     mha, settings = _mha(scale, interpret)
     # The second result is of each query the logarithm of its softmax sum, [B, H, T].
-    given = mha(q_bthk, k_bthk, v_bthk, segments_bt, *settings, True)
-    out, log_sums = checkpoint_name(given, ATTENDED)
-    return out, (q_bthk, k_bthk, v_bthk, segments_bt, out, log_sums)
+    out, log_sums = checkpoint_name(mha(*arrays, *settings, True), ATTENDED)
+    return out, (*arrays, out, log_sums)
 
 
 def _flash_backward(

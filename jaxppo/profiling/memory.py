@@ -239,7 +239,7 @@ def _learning(shapes: RunShapes) -> tuple[int, int]:
 def _cast_weights(shapes: RunShapes, weights: Any) -> int:
     """Return the bytes of those copies of weights that are computed with, beside the weights themselves."""
     policy = shapes.models[0]
-    if policy.computation.accelerated and not policy.scans_layers:
+    if policy.is_unrolled:
         return 0  # a layer's weights are cast when its turn comes
     return sizes.copy_bytes(policy, weights) // shapes.tensor
 
@@ -399,9 +399,10 @@ def budget(
         scoring = max(_gathered(shapes))
     else:
         scoring = max(_cast_weights(shapes, tree) for tree in shapes.weights.values())
-        if scoring == 0 and config.peft.use_peft:
+        if policy.is_unrolled and config.peft.use_peft:
             # Compilers for GPUs cast the layers under adapters all at once.
-            scoring = sizes.copy_bytes(policy, shapes.weights["policy"]["trunk"]["layers"])
+            layers = shapes.weights["policy"]["trunk"]["layers"]
+            scoring = sizes.copy_bytes(policy, layers) // shapes.tensor
     activations = max(sizes.scored_bytes(model, at_once, length) for model in models)
     stages = {
         "sampling": decoding | _decoding(policy, min(rows, sampled or rows), length, shapes.tensor),

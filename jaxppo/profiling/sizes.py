@@ -97,8 +97,7 @@ def learned_layer_bytes(model: ModelConfig, rows: int, length: int) -> int:
     The half is what compilers for GPUs said (docs/accelerators.md); where all layers keep everything it is whole.
     """
     layer = layer_bytes(model, rows, length)
-    is_loop = model.scans_layers or not model.computation.accelerated
-    return layer if is_loop else layer // 2
+    return layer // 2 if model.is_unrolled else layer
 
 
 def scored_bytes(model: ModelConfig, rows: int, length: int) -> int:
@@ -132,7 +131,7 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
         inner = family_of(model.model_type).saved_intermediates * model.intermediate_size
         saved_width = heads * model.head_dim + inner
         # What attention gives, where it is not computed again.
-        if model.computation.attention == "blocks" or not model.scans_layers:
+        if model.computation.attention == "blocks" or model.is_unrolled:
             saved_width += model.num_attention_heads * model.head_dim
     width = model.hidden_size + saved_width // tensor
     # One layer is computed whole at a time; of the others this is all that is kept.

@@ -43,8 +43,7 @@ def compiled_gaps(models: Sequence[ModelConfig], length_gaps: Sequence[int]) -> 
 
     Every length compiles all layers of a model that is no loop, for a minute or so on a GPU.
     """
-    is_slow = any(m.computation.accelerated and not m.scans_layers for m in models)
-    return length_gaps[1:2] if is_slow else length_gaps
+    return length_gaps[1:2] if any(model.is_unrolled for model in models) else length_gaps
 
 
 def padded_length(models: Sequence[ModelConfig], longest_row: int, longest: int) -> int:
@@ -81,8 +80,9 @@ def has_one_length(
         longest: tokens of the longest row.
         parts: into how many a batch of such rows is cut.
     """
-    is_on_cpu = not any(model.computation.accelerated for model in models)
-    compiles_slowly = is_on_cpu and any(model.wide and not model.scans_layers for model in models)
+    compiles_slowly = any(
+        model.wide and not (model.scans_layers or model.is_unrolled) for model in models
+    )
     if not compiles_slowly or not length_gaps:
         return False
     # The longest quarter of the rows is hardly cut. So this pays only if even the shortest of them
