@@ -88,7 +88,7 @@ class SFTConfig:
     tokenizer_path: str | None = None
     """Fresh model: folder or hub id whose tokenizer it takes; default: one token for each word of the data set."""
     model_type: str = "gpt_neox"
-    """Fresh model: gpt_neox, gpt2, llama, qwen2, qwen3, mistral or smollm3; docs/models.md has more of them."""
+    """Fresh model: gpt_neox, gpt2, llama, qwen2, qwen3, mistral, smollm3 or gemma3_text; see docs/models.md."""
     hidden_size: int = 128
     """Fresh model: width."""
     num_hidden_layers: int = 4

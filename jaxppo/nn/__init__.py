@@ -24,11 +24,9 @@ _EXPERTS = "a mixture of experts, which needs a router and a loss that balances 
 _VISION = (
     "a model with a vision tower; its text part alone would have to come as a folder of its own"
 )
-_GEMMA = "Gemma, which needs norms of 1 + w and scaled embeddings"
 UNSUPPORTED = {
-    "gemma": _GEMMA,
-    "gemma2": f"{_GEMMA}, four norms a layer and capped logits",
-    "gemma3_text": f"{_GEMMA}, four norms a layer and two bases of rotary frequencies",
+    "gemma": "Gemma 1, whose layers have two norms where those of Gemma 3 have four",
+    "gemma2": "Gemma 2, which needs capped logits, of attention as well",
     "phi": "Phi, which needs partial rotary embeddings in parallel blocks and a head with a bias",
     "phi3": "Phi-3, which needs fused projections and rotary frequencies of the kind longrope",
     "granite": "Granite, which needs its four multipliers",

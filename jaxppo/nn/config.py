@@ -181,6 +181,8 @@ class Family:
             on CPU, in which all three grow like this.
         saved_intermediates: how many arrays of the intermediate size an accelerated model saves: what its activation
             needs.
+        saved_outputs: how many of the hidden size it saves beside its input: results of attention and MLP that are
+            normalised.
     """
 
     config: type[ModelConfig]
@@ -195,6 +197,7 @@ class Family:
     replaced_keys: tuple[str, ...] = ()
     saved_widths: tuple[int, int] = (10, 3)
     saved_intermediates: int = 1
+    saved_outputs: int = 0
 
     def __post_init__(self) -> None:
         # How a parameter is split is looked up by its path

@@ -191,12 +191,14 @@ def layer_norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) over the last axis, in float32, cast back, times the weights. Source: arXiv:1910.07467.
 
-    The product comes after the cast, as in transformers' LlamaRMSNorm.
+    The product comes after the cast, as in transformers' LlamaRMSNorm. With `adds_one` it is one with 1 + weights, and
+    comes before the cast, as in its Gemma3RMSNorm.
     """
 
-    def __init__(self, size: int, eps: float):
+    def __init__(self, size: int, eps: float, adds_one: bool = False):
         self.eps = eps
-        self.scale = nnx.Param(jnp.ones((size,)))
+        self.adds_one = adds_one
+        self.scale = nnx.Param(jnp.zeros((size,)) if adds_one else jnp.ones((size,)))
 
     def __call__(self, x: Array, is_part: bool = False) -> Array:
         """Normalise the last axis: [..., size] -> [..., size]; `is_part`: devices along `TENSOR` have different x."""
@@ -205,6 +207,8 @@ class RMSNorm(nnx.Module):
             jnp.mean(x_fp32 * x_fp32, axis=-1, keepdims=True) + self.eps
         )
         scale = partition.copy_to_devices(self.scale[...]) if is_part else self.scale[...]
+        if self.adds_one:
+            return ((1.0 + scale.astype(jnp.float32)) * normed).astype(x.dtype)
         return scale * normed.astype(x.dtype)
 
 

@@ -1,11 +1,12 @@
 """Llama and those built like it, computed exactly as transformers computes them.
 
 Source: arXiv:2302.13971 (Llama), arXiv:2305.13245 (grouped queries), arXiv:2002.05202 (SwiGLU); transformers
-modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_mistral.py, modeling_smollm3.py.
+modeling_llama.py, modeling_qwen2.py, modeling_qwen3.py, modeling_mistral.py, modeling_smollm3.py, modeling_gemma3.py.
 """
 
 import re
 
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -27,6 +28,10 @@ from jaxppo.nn.rotary import Rotary, rotate_queries_and_keys
 from jaxppo.parallel import partition
 from jaxppo.parallel.partition import COLUMN_PARALLEL, ROW_PARALLEL, TENSOR
 from jaxppo.types import Array
+
+
+def _norm(config: LlamaConfig, size: int) -> RMSNorm:
+    return RMSNorm(size, config.layer_norm_eps, adds_one=config.kind.norms_add_one)
 
 
 class LlamaAttention(nnx.Module):
@@ -51,9 +56,13 @@ class LlamaAttention(nnx.Module):
         self.o_proj = Linear(
             config, query_size, size, use_bias=config.attention_bias, axes=ROW_PARALLEL, rngs=rngs
         )
+        # None: 1 / sqrt(K).
+        self.scale = None
+        if config.query_pre_attn_scalar is not None:
+            self.scale = config.query_pre_attn_scalar**-0.5
         qk_norm = config.kind.qk_norm
-        self.q_norm = RMSNorm(config.head_dim, config.layer_norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.layer_norm_eps) if qk_norm else None
+        self.q_norm = _norm(config, config.head_dim) if qk_norm else None
+        self.k_norm = _norm(config, config.head_dim) if qk_norm else None
 
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Mix the tokens: [B, T, D] -> [B, T or R, D] and the cache with their keys and values."""
@@ -72,11 +81,16 @@ class LlamaAttention(nnx.Module):
             key = self.k_norm(key, is_part=key.shape[1] < self.num_kv_heads)
         # SmolLM3 has layers without positions (NoPE).
         if self.rotates:
-            query, key = rotate_queries_and_keys(query, key, context.rotary, context.read)
+            rotary = context.rotary
+            if self.window is not None and rotary.windowed is not None:
+                rotary = rotary.windowed
+            query, key = rotate_queries_and_keys(query, key, rotary, context.read)
         # Devices may be more than heads of keys: then several hold the same one.
         key = partition.local_heads(key, self.num_heads, self.num_kv_heads)
         value = partition.local_heads(value, self.num_heads, self.num_kv_heads)
-        attended, cache = attend_cached(query, key, value, context, self.form, window=self.window)
+        attended, cache = attend_cached(
+            query, key, value, context, self.form, self.scale, self.window
+        )
         return self.o_proj(attended), cache
 
     def _split_kv_heads(self, x_bte: Array) -> Array:
@@ -109,8 +123,8 @@ class LlamaLayer(nnx.Module):
     """Attention, then MLP, around one residual stream."""
 
     def __init__(self, config: LlamaConfig, layer: int, rngs: nnx.Rngs):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.layer_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.layer_norm_eps)
+        self.input_layernorm = _norm(config, config.hidden_size)
+        self.post_attention_layernorm = _norm(config, config.hidden_size)
         self.self_attn = LlamaAttention(config, layer, rngs)
         self.mlp = LlamaMlp(config, rngs)
 
@@ -126,22 +140,64 @@ class LlamaLayer(nnx.Module):
         )
 
 
+class GemmaLayer(nnx.Module):
+    """The same with two more norms: of what attention and MLP give, before it is added to the residual stream."""
+
+    def __init__(self, config: LlamaConfig, layer: int, rngs: nnx.Rngs):
+        self.input_layernorm = _norm(config, config.hidden_size)
+        self.post_attention_layernorm = _norm(config, config.hidden_size)
+        self.pre_feedforward_layernorm = _norm(config, config.hidden_size)
+        self.post_feedforward_layernorm = _norm(config, config.hidden_size)
+        self.self_attn = LlamaAttention(config, layer, rngs)
+        self.mlp = LlamaMlp(config, rngs)
+
+    def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
+        """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
+        return pre_norm_layer(
+            x_btd,
+            context,
+            attention_norm=self.input_layernorm,
+            attention=self._attention,
+            mlp_norm=self.pre_feedforward_layernorm,
+            mlp=self._mlp,
+        )
+
+    # The gradient of a norm needs what goes into it: saved, so that no product is computed again.
+    def _attention(
+        self, x_btd: Array, context: AttentionContext
+    ) -> tuple[Array, LayerCache | None]:
+        attended, cache = self.self_attn(x_btd, context)
+        return self.post_attention_layernorm(saved_residual(attended)), cache
+
+    def _mlp(self, x_btd: Array) -> Array:
+        return self.post_feedforward_layernorm(saved_residual(self.mlp(x_btd)))
+
+
 class LlamaTrunk(nnx.Module):
     """A model of this family without a head."""
 
     def __init__(self, config: LlamaConfig, rngs: nnx.Rngs):
         self.config = config
         self.embed_in = embedding(config, config.vocab_size, rngs)
+        layer = GemmaLayer if config.kind.post_norms else LlamaLayer
         self.layers = nnx.Dict(
-            {str(i): LlamaLayer(config, i, rngs) for i in range(config.num_hidden_layers)}
+            {str(i): layer(config, i, rngs) for i in range(config.num_hidden_layers)}
         )
-        self.final_layer_norm = RMSNorm(config.hidden_size, config.layer_norm_eps)
+        self.final_layer_norm = _norm(config, config.hidden_size)
 
     def embed(self, input_ids: Array, positions: Array) -> tuple[Array, Rotary]:
         """Map token ids to the input of the first layer and rotary angles, see `Family.trunk`."""
         # Angles once for all layers, in the dtype that the embeddings compute in.
+        config = self.config
         hidden = embed(self.embed_in, input_ids)
-        return hidden, self.config.rope.angles(positions, self.config.head_dim, hidden.dtype)
+        if config.kind.scales_embeddings:
+            # Rounded to the dtype first, as in transformers' Gemma3TextScaledWordEmbedding.
+            hidden *= jnp.asarray(config.hidden_size**0.5, hidden.dtype)
+        rotary = config.rope.angles(positions, config.head_dim, hidden.dtype)
+        if config.window_rope is not None:
+            windowed = config.window_rope.angles(positions, config.head_dim, hidden.dtype)
+            rotary = rotary._replace(windowed=windowed)
+        return hidden, rotary
 
 
 # One list for the names and for how devices split the
@@ -154,7 +210,14 @@ _COLUMN_PARALLEL = (
     "mlp/up_proj",
 )
 _ROW_PARALLEL = ("self_attn/o_proj", "mlp/down_proj")
-_NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn/q_norm", "self_attn/k_norm")
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    "self_attn/q_norm",
+    "self_attn/k_norm",
+)
 
 _NAMES = {
     "trunk/embed_in/embedding": HfName("embed_tokens.weight"),
@@ -184,7 +247,7 @@ def _family(kind: Kind) -> Family:
         to_hf=to_hf,
         trunk_prefix="model.",
         architectures={
-            "lm": f"{kind.name}ForCausalLM",
+            "lm": kind.causal_lm or f"{kind.name}ForCausalLM",
             "score": f"{kind.name}ForSequenceClassification",
             None: f"{kind.name}Model",
         },
@@ -192,8 +255,17 @@ def _family(kind: Kind) -> Family:
         ignored=re.compile(r"rotary_emb\.inv_freq$"),
         partition=_PARTITION,
         saved_intermediates=2,  # the gate, and what it is multiplied by
-        saved_widths=(9, 5),  # with shared keys and values a little less
-        replaced_keys=("rope_scaling", "rope_theta", "max_window_layers", "no_rope_layer_interval"),
+        # With shared keys and values a little less.
+        saved_widths=(13, 5) if kind.post_norms else (9, 5),
+        saved_outputs=2 if kind.post_norms else 0,
+        replaced_keys=(
+            "rope_scaling",
+            "rope_theta",
+            "rope_local_base_freq",
+            "max_window_layers",
+            "no_rope_layer_interval",
+            "sliding_window_pattern",
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """The kinds of Llama-shaped models: what tells them apart, their configuration, and how transformers writes it.
 
 Source: transformers configuration_llama.py, configuration_qwen2.py, configuration_qwen3.py, configuration_mistral.py,
-configuration_smollm3.py.
+configuration_smollm3.py, configuration_gemma3.py.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxppo.errors import ModelError
 from jaxppo.nn.checks import (
+    check_at_least,
     check_bool,
     check_choice,
     check_heads_divide,
@@ -36,6 +37,11 @@ class Kind(NamedTuple):
         qk_norm: queries and keys are normalised, each head by itself.
         unrotated_every: the last of each group of this many layers has no rotary embedding; 0: all layers have one.
         layers_slide: whether files name the layers with a window; else all have one that is not null, or none.
+        norms_add_one: norms multiply by 1 + weights.
+        post_norms: what attention and MLP give is normalised before it is added.
+        scales_embeddings: embeddings are multiplied by sqrt(D).
+        causal_lm: its class of language models, where that is not `name` and ForCausalLM.
+        refused: keys that may be null or false alone.
     """
 
     name: str
@@ -45,6 +51,11 @@ class Kind(NamedTuple):
     qk_norm: bool = False
     unrotated_every: int = 0
     layers_slide: bool = False
+    norms_add_one: bool = False
+    post_norms: bool = False
+    scales_embeddings: bool = False
+    causal_lm: str | None = None
+    refused: tuple[str, ...] = ()
 
 
 # What transformers' configuration classes mean by a key that a file does not have.
@@ -84,6 +95,22 @@ _SMOLLM3 = _COMMON | {
     "bos_token_id": 128000,
     "eos_token_id": 128001,
 }
+_GEMMA3 = {
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
 
 KINDS = {
     "llama": Kind("Llama", _LLAMA, flags=("attention_bias", "mlp_bias")),
@@ -103,6 +130,22 @@ KINDS = {
         unrotated_every=4,
         layers_slide=True,
     ),
+    "gemma3_text": Kind(
+        "Gemma3Text",
+        _GEMMA3,
+        flags=("attention_bias",),
+        qk_norm=True,
+        layers_slide=True,
+        norms_add_one=True,
+        post_norms=True,
+        scales_embeddings=True,
+        causal_lm="Gemma3ForCausalLM",
+        refused=(
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "use_bidirectional_attention",
+        ),
+    ),
 }
 
 
@@ -114,6 +157,8 @@ class LlamaConfig(ModelConfig):
         head_dim: size K of one head, which need not be D / H.
         num_key_value_heads: heads of keys and values, a divisor of the others.
         rope: rotary frequencies.
+        window_rope: those of the layers with a window; None: the same.
+        query_pre_attn_scalar: what scores are divided by the root of; None: `head_dim`.
         attention_bias: biases of queries, keys, values and of the output (Qwen2 has those of the first three anyway).
         mlp_bias: biases of the MLP.
         sliding_window: how many tokens, itself among them, a token sees in the layers with a window.
@@ -131,6 +176,8 @@ class LlamaConfig(ModelConfig):
     head_dim: int = field()  # type: ignore[override]
     num_key_value_heads: int = field()  # type: ignore[override]
     rope: Rope = PLAIN
+    window_rope: Rope | None = None
+    query_pre_attn_scalar: float | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
@@ -174,7 +221,10 @@ class LlamaConfig(ModelConfig):
             check_bool(name, getattr(self, name))
             if getattr(self, name) and name not in self.kind.flags:
                 raise ModelError(f"{name}: expected false for a {self.model_type} model, got true")
-        self.rope.check(self.head_dim)
+        for rope in self._ropes:
+            rope.check(self.head_dim)
+        if self.query_pre_attn_scalar is not None:
+            check_at_least(1e-6, "query_pre_attn_scalar", self.query_pre_attn_scalar)
         if self.sliding_window is not None:
             check_positive_int("sliding_window", self.sliding_window)
         elif self.window_layers:
@@ -190,7 +240,12 @@ class LlamaConfig(ModelConfig):
     @property
     def max_length(self) -> int | None:
         """None but for frequencies that depend on the length of the text."""
-        return self.rope.max_length
+        lengths = [rope.max_length for rope in self._ropes if rope.max_length is not None]
+        return min(lengths, default=None)
+
+    @property
+    def _ropes(self) -> list[Rope]:
+        return [self.rope] if self.window_rope is None else [self.rope, self.window_rope]
 
 
 _SAME_KEYS = ("max_position_embeddings", "hidden_act", "tie_word_embeddings", "initializer_range")
@@ -208,14 +263,11 @@ def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = (
         {"bos_token_id": None, "eos_token_id": None} | dict(kind.defaults) | raw
     )
-    rope, rotated_share = rope_from_hf(settings, settings["rope_theta"])
-    # transformers 5 has the share among the rotary settings, 4 next to them.
-    if rotated_share is None:
-        rotated_share = raw.get("partial_rotary_factor", 1.0)
-    if rotated_share != 1.0:
-        allowed = f"1.0 for a {raw['model_type']} model, whose heads rotate whole"
-        raise ModelError(f"partial_rotary_factor: expected {allowed}")
-    fields = {name: settings[key] for name, key in _KEYS.items() if key in settings}
+    for name in kind.refused:
+        if settings.get(name) not in (None, False):
+            raise ModelError(f"{name}: expected null or false, got {settings[name]!r}")
+    keys = _keys(kind)
+    fields = {name: settings[key] for name, key in keys.items() if key in settings}
     # null means derived from the other sizes, as a missing key does.
     for name in ("head_dim", "num_key_value_heads"):
         if settings.get(name) is not None:
@@ -225,13 +277,58 @@ def from_hf(raw: dict[str, Any]) -> dict[str, Any]:
     fields = LlamaConfig.derived_fields(fields) | fields
     unrotated_layers = _unrotated_layers(settings) if kind.unrotated_every else ()
     sliding_window, window_layers = _windows(kind, settings, unrotated_layers)
+    full_settings = settings
+    if "rope_local_base_freq" in kind.defaults:
+        full_settings, window_settings = _by_layer_type(settings)
+        if window_layers:
+            fields["window_rope"] = _rope(window_settings, "rope_local_base_freq")
+    if "query_pre_attn_scalar" in kind.defaults:
+        scalar = settings["query_pre_attn_scalar"]
+        fields["query_pre_attn_scalar"] = None if scalar == fields["head_dim"] else scalar
     return fields | {
         "model_type": raw["model_type"],
-        "rope": rope,
+        "rope": _rope(full_settings, "rope_theta"),
         "sliding_window": sliding_window,
         "window_layers": window_layers,
         "unrotated_layers": unrotated_layers,
     }
+
+
+def _keys(kind: Kind) -> dict[str, str]:
+    """Return the keys of `_KEYS` as a kind names them."""
+    if "hidden_activation" in kind.defaults:
+        return _KEYS | {"hidden_act": "hidden_activation"}
+    return _KEYS
+
+
+def _rope(settings: Mapping[str, Any], theta_key: str) -> Rope:
+    """Read rotary settings; a key names the base where these do not."""
+    rope, rotated_share = rope_from_hf(settings, settings[theta_key])
+    # transformers 5 has the share among the rotary settings, 4 next to them.
+    if rotated_share is None:
+        rotated_share = settings.get("partial_rotary_factor", 1.0)
+    if rotated_share != 1.0:
+        allowed = f"1.0 for a {settings['model_type']} model, whose heads rotate whole"
+        raise ModelError(f"partial_rotary_factor: expected {allowed}")
+    return rope
+
+
+def _by_layer_type(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return settings as layers without and with a window read them, where `rope_parameters` has an object for each.
+
+    Source: transformers configuration_gemma3.py, convert_rope_params_to_dict.
+    """
+    parameters = settings.get("rope_parameters") or {}
+    if not isinstance(parameters, dict) or not set(parameters) <= {FULL, SLIDING}:
+        raise ModelError(
+            f"rope_parameters: expected an object with {FULL} and {SLIDING}, got {parameters!r}"
+        )
+    full = (parameters.get(FULL) or {}) | (settings.get("rope_scaling") or {})
+    unscaled = {**settings, "rope_scaling": None}
+    return (
+        unscaled | {"rope_parameters": full},
+        unscaled | {"rope_parameters": parameters.get(SLIDING)},
+    )
 
 
 def _unrotated_layers(settings: Mapping[str, Any]) -> tuple[int, ...]:
@@ -261,10 +358,11 @@ def _windows(
     window = settings["sliding_window"]
     layer_types = None
     if kind.layers_slide:
+        layer_types = settings.get("layer_types")
+    if "use_sliding_window" in kind.defaults:
         check_bool("use_sliding_window", settings["use_sliding_window"])
         if not settings["use_sliding_window"]:
             window = None
-        layer_types = settings.get("layer_types")
     num_layers = settings["num_hidden_layers"]
     layers = tuple(range(num_layers))
     if layer_types is not None:
@@ -273,9 +371,13 @@ def _windows(
             allowed = f"a list with {FULL} or {SLIDING} for each of {num_layers} layers"
             raise ModelError(f"layer_types: expected {allowed}, got {layer_types!r}")
         layers = tuple(i for i in layers if layer_types[i] == SLIDING)
+    # A file without `layer_types`: which layers transformers takes differs by the kind.
+    elif "sliding_window_pattern" in kind.defaults:
+        pattern = settings["sliding_window_pattern"]
+        check_positive_int("sliding_window_pattern", pattern)
+        layers = tuple(i for i in layers if (i + 1) % pattern)
     elif window is None:
         layers = ()
-    # A file without `layer_types`: which layers transformers takes differs by the kind.
     elif kind.unrotated_every:
         layers = unrotated_layers
     elif kind.layers_slide:
@@ -289,7 +391,7 @@ def _windows(
 def to_hf(config: LlamaConfig) -> dict[str, Any]:
     """Write what decides the computation, see `Family.to_hf`."""
     kind = config.kind
-    raw = {key: getattr(config, name) for name, key in _KEYS.items()}
+    raw = {key: getattr(config, name) for name, key in _keys(kind).items()}
     for name in ("model_type", "num_key_value_heads", "head_dim", *kind.flags):
         raw[name] = getattr(config, name)
     layers = range(config.num_hidden_layers)
@@ -297,10 +399,28 @@ def to_hf(config: LlamaConfig) -> dict[str, Any]:
     # could not say everything that a configuration can.
     if kind.layers_slide:
         layer_types = [SLIDING if i in config.window_layers else FULL for i in layers]
-        raw["use_sliding_window"] = SLIDING in layer_types
         raw["layer_types"] = layer_types
+    if "use_sliding_window" in kind.defaults:
+        raw["use_sliding_window"] = bool(config.window_layers)
     if "sliding_window" in kind.defaults:
         raw["sliding_window"] = config.sliding_window
+    # transformers' Gemma 3 needs a number also where no layer has a window.
+    if "sliding_window_pattern" in kind.defaults and not config.window_layers:
+        raw["sliding_window"] = config.max_position_embeddings
     if kind.unrotated_every:
         raw["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in layers]
-    return raw | config.rope.to_hf()
+    raw |= config.rope.to_hf()
+    if "rope_local_base_freq" in kind.defaults:
+        window_rope = (config.window_rope or config.rope).to_hf()
+        raw["rope_parameters"] = {
+            FULL: raw["rope_parameters"],
+            SLIDING: window_rope["rope_parameters"],
+        }
+        raw["rope_local_base_freq"] = window_rope["rope_theta"]
+        # transformers knows Gemma 3 from a version on that reads no older name of `rope_type`.
+        if "rope_scaling" in raw:
+            full = raw["rope_parameters"][FULL]
+            raw["rope_scaling"] = {key: full[key] for key in full if key != "rope_theta"}
+    if "query_pre_attn_scalar" in kind.defaults:
+        raw["query_pre_attn_scalar"] = config.query_pre_attn_scalar or config.head_dim
+    return raw

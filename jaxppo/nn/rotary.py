@@ -36,6 +36,8 @@ class Rotary(NamedTuple):
 
     cos: Array
     sin: Array
+    # Of the layers with a window, where these have other frequencies.
+    windowed: "Rotary | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +260,7 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
     """
     key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     rope = raw.get(key) or {}
-    # Gemma 3 has one object for each kind of layer.
+    # Gemma 3 has one object for each kind of layer: `llama_kinds.py` takes them apart.
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         allowed = "an object of numbers and names (settings by the kind of layer are not supported)"
         raise ModelError(f"{key}: expected {allowed}, got {rope!r}")

@@ -112,7 +112,8 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
     """Estimate of what the gradient keeps of a forward pass: `layer_bytes` of every layer.
 
     An accelerated model keeps of all layers but the last their inputs, queries, keys and values, and what goes into the
-    activation: B T (D + H K + 2 G K + n I) numbers, n 2 where another layer gates it. With `gradient_checkpointing`
+    activation: B T (D + H K + 2 G K + n I) numbers, n 2 where another layer gates it, and of some families the results
+    of attention and MLP. With `gradient_checkpointing`
     it is their inputs alone. Inputs are on every device along `TENSOR`. Either computes one whole layer at a time.
 
     Args:
@@ -126,14 +127,17 @@ def activation_bytes(model: ModelConfig, rows: int, length: int, tensor: int = 1
     if not (model.computation.accelerated or model.computation.gradient_checkpointing):
         return model.num_hidden_layers * layer
     saved_width = 0
+    whole_width = model.hidden_size
     if not model.computation.gradient_checkpointing:
+        family = family_of(model.model_type)
         heads = model.num_attention_heads + 2 * model.num_key_value_heads
-        inner = family_of(model.model_type).saved_intermediates * model.intermediate_size
+        inner = family.saved_intermediates * model.intermediate_size
+        whole_width += family.saved_outputs * model.hidden_size
         saved_width = heads * model.head_dim + inner
         # What attention gives, where it is not computed again.
         if model.computation.attention == "blocks" or model.is_unrolled:
             saved_width += model.num_attention_heads * model.head_dim
-    width = model.hidden_size + saved_width // tensor
+    width = whole_width + saved_width // tensor
     # One layer is computed whole at a time; of the others this is all that is kept.
     return (model.num_hidden_layers - 1) * tokens * width * itemsize(model) + layer
 

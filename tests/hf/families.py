@@ -129,6 +129,20 @@ SMALL = {
         ),
         {"rope_theta": 10000.0},
     ),
+    "gemma3_text": Small(
+        LlamaConfig(
+            **(SHARED | {"num_hidden_layers": 3}),
+            model_type="gemma3_text",
+            rope=Rope(rope_type="linear", rope_theta=500.0, factor=4.0),
+            window_rope=Rope(rope_theta=99.0),
+            sliding_window=4,
+            window_layers=(0, 2),
+            query_pre_attn_scalar=24,
+            hidden_act="gelu_pytorch_tanh",
+            tie_word_embeddings=True,
+        ),
+        {"rope_theta": 500.0, "rope_local_base_freq": 99.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    ),
 }
 
 FILES: dict[str, dict[str, object]] = {name: small.raw for name, small in SMALL.items()} | {
@@ -145,6 +159,9 @@ FILES: dict[str, dict[str, object]] = {name: small.raw for name, small in SMALL.
     "smollm3-no window": SIZES
     | {"model_type": "smollm3", "num_key_value_heads": 2, "no_rope_layer_interval": 2}
     | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "gemma3_text-untied": SIZES
+    | {"model_type": "gemma3_text", "num_key_value_heads": 1, "head_dim": 16, "attention_bias": True}
+    | {"sliding_window": 4, "sliding_window_pattern": 2, "tie_word_embeddings": False},
 }
 """Name -> `config.json`: all of these and some more, for what they compute."""
 

@@ -56,6 +56,17 @@ AS_WRITTEN = [
     KIND["mistral"] | {"sliding_window": None, "head_dim": 6},
     KIND["smollm3"] | {"num_hidden_layers": 5},
     KIND["smollm3"] | {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 8, "mlp_bias": True},
+    # As Gemma 3 1B and 270M were published.
+    KIND["gemma3_text"] | {"rope_theta": 1e6, "rope_local_base_freq": 500, "rope_scaling": None, "sliding_window": 8},
+    KIND["gemma3_text"]
+    | {"_sliding_window_pattern": 6, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 6}
+    | {"use_bidirectional_attention": False, "final_logit_softcapping": None, "query_pre_attn_scalar": 16},
+    KIND["gemma3_text"]
+    | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 7.0}}}
+    | {"num_hidden_layers": 5, "sliding_window_pattern": 3},
+    KIND["gemma3_text"]
+    | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 500.0, "rope_local_base_freq": 10},
+    KIND["gemma3_text"] | {"layer_types": ["full_attention"] * 2, "sliding_window": 8},
 ]
 
 
@@ -147,7 +158,7 @@ def test_gpt2_config_that_changed_is_written_with_its_own_names():
     ("raw", "changes", "named"),
     [
         (NEOX, {"model_type": "bert"}, "model_type"),
-        (NEOX, {"model_type": "gemma3_text"}, "model_type: .*Gemma"),
+        (NEOX, {"model_type": "gemma2"}, "model_type: .*Gemma"),
         (NEOX, {"model_type": "qwen3_moe"}, "model_type: .*mixture of experts"),
         (NEOX, {"quantization_config": {"bits": 4}}, "quantization_config"),
         (NEOX, {"is_causal": False}, "is_causal"),
@@ -177,6 +188,12 @@ def test_gpt2_config_that_changed_is_written_with_its_own_names():
         (KIND["smollm3"], {"no_rope_layers": [1]}, "no_rope_layers"),
         (KIND["smollm3"], {"num_hidden_layers": 10**12}, "num_hidden_layers: .*256"),
         (KIND["smollm3"], {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        (KIND["gemma3_text"], {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        (KIND["gemma3_text"], {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (KIND["gemma3_text"], {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        (KIND["gemma3_text"], {"sliding_window": None}, "sliding_window"),
+        (KIND["gemma3_text"], {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        (KIND["gemma3_text"], {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters: .*sliding_attention"),
     ],
 )
 def test_config_from_hf_names_what_is_wrong(raw, changes, named):

@@ -17,6 +17,7 @@ from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.gpt_neox import GPTNeoXConfig
 from jaxppo.nn.llama_kinds import LlamaConfig
 from jaxppo.nn.lora import LoraConfig
+from jaxppo.nn.rotary import Rope
 from jaxppo.parallel import platform, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl import optimizer, update
@@ -40,6 +41,17 @@ SMOLLM3 = LlamaConfig(
     sliding_window=5,
     window_layers=(0, 1, 2),
     unrotated_layers=(2,),
+)
+GEMMA3 = LlamaConfig(
+    model_type="gemma3_text",
+    **SIZES,
+    num_hidden_layers=4,
+    num_key_value_heads=1,
+    head_dim=8,
+    sliding_window=5,
+    window_layers=(0, 1, 3),
+    window_rope=Rope(rope_theta=99.0),
+    tie_word_embeddings=True,
 )
 """Layers of three kinds, two of one kind beside each other."""
 IDS = np.random.default_rng(0).integers(2, 24, (4, 12))
@@ -71,6 +83,7 @@ def assert_equal(a, b, tolerance):
         pytest.param(NEOX, 1e-5, READ, id="neox"),
         pytest.param(GPT2, 1e-5, None, id="gpt2, all read"),
         pytest.param(SMOLLM3, 1e-5, READ, id="smollm3"),
+        pytest.param(GEMMA3, 1e-5, READ, id="gemma3", marks=pytest.mark.full),
         pytest.param(GPT2Config(**SIZES, num_hidden_layers=1, max_position_embeddings=32), 1e-5, READ, id="one layer"),
         pytest.param(models.with_dtype(NEOX, "bfloat16"), 0.02, READ, id="bfloat16", marks=pytest.mark.full),
         # Every layer of another kind: no two of them are one loop.
