@@ -53,7 +53,7 @@ def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
     # Objects before facts and goal, which name them; the order of the sections does not matter.
     facts, values = _read_init(items_of(sections, ":init"), scope)
     goal = _read_goal(sections_of(sections, ":goal"), scope)
-    if domain.typed and (has_quantifiers(domain) or any(map(has_quantifier, goal))):
+    if has_quantifiers(domain) or any(map(has_quantifier, goal)):
         _check_objects_have_types(form, objects, scope)
     metric = _read_metric(sections_of(sections, ":metric"), scope)
     return Problem(name, domain, objects, frozenset(facts), facts, goal, values, metric)
