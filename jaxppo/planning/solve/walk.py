@@ -1,7 +1,5 @@
 """A problem played through step by step: which actions apply in a state, and where they lead."""
 
-from collections.abc import Sequence
-
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.reachability import reachable_steps
@@ -38,15 +36,6 @@ class StateSpace:
             return None
         # As in PDDL, what a step both deletes and adds holds after it.
         return (state - step.delete) | step.add
-
-    def final_state(self, plan: Sequence[Action]) -> State:
-        """Return the state after a plan whose actions all apply."""
-        state = self.start
-        for action in plan:
-            reached = self.successor(state, action)
-            assert reached is not None
-            state = reached
-        return state
 
     def is_goal(self, state: State) -> bool:
         """Return whether the goal holds."""
