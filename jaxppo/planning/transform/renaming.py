@@ -51,7 +51,7 @@ def rename_objects(
     problem_pddl: str,
     domain: Domain,
     rng: random.Random,
-    pools: Mapping[str, Sequence[str]] | None = None,
+    pools: Mapping[str, Sequence[str]],
 ) -> tuple[str, dict[str, str]]:
     """Give the objects of a problem other names; constants of the domain keep theirs.
 
@@ -61,7 +61,7 @@ def rename_objects(
         rng: the only source of randomness.
         pools: type to the names that its objects may get (`POOLS` of a domain's module). Where neither the type of an
             object nor a type above it has a pool, its new name is from the pool that holds the present one: so kinds
-            stay apart in untyped domains. None: random words.
+            stay apart in untyped domains.
 
     Returns:
         The new problem text, and old name to new name.
@@ -74,11 +74,7 @@ def rename_objects(
     constants = domain.constants.keys() | domain.late_constants
     names = [name for name in problem.objects if name not in constants]
     excluded = _UNUSABLE | constants | _declared_words(domain)
-    if pools is None:
-        new_names = _random_words(rng, len(names), excluded | set(names))
-        mapping = dict(zip(names, new_names, strict=True))
-    else:
-        mapping = _names_from_pools(problem, names, pools, excluded, rng)
+    mapping = _names_from_pools(problem, names, pools, excluded, rng)
     return with_objects_renamed(problem_pddl, mapping), mapping
 
 

@@ -1,5 +1,6 @@
 """Renamed, permuted and obfuscated problems: the same plans are valid, and the same steps fail."""
 
+import itertools
 import random
 import re
 from dataclasses import replace
@@ -92,7 +93,9 @@ def test_verdicts_stay_whatever_is_renamed_or_permuted(source, n_cases):
             new = obfuscate(domain, problem, plan, style, rng=rng)
             expect_same(old, verdict(new.domain_pddl, new.problem_pddl, new.plan), new.mapping)
 
-        text, mapping = rename_objects(problem, parsed.domain, rng)
+        kinds = set(itertools.chain(*parsed.objects.values()))
+        pools = {kind: [f"{kind}-{number}" for number in range(60)] for kind in sorted(kinds)}
+        text, mapping = rename_objects(problem, parsed.domain, rng, pools)
         renamed = tuple((step[0], *rename_plan([step], mapping)[0][1:]) for step in plan)
         expect_same(old, verdict(domain, text, renamed), mapping)
         assert canonical_form(parse_problem(text, parsed.domain)) == canonical_form(parsed)
