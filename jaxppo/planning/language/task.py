@@ -145,22 +145,11 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
 
 def compares_numbers(problem: Problem) -> bool:
     """Return whether some condition of the domain or goal compares numbers; elsewhere they only make costs."""
-    if _domain_compares_numbers(problem.domain):
-        return True
-    return any(is_fallible(part, _NONE) for part in problem.conditions)
+    conditions = (*_conditions_of(problem.domain), *problem.conditions)
+    # Comparisons in the bodies of rules are looked for there, not where derived atoms are read.
+    return any(is_fallible(condition, frozenset()) for condition in conditions)
 
 
-# Comparisons in the bodies of rules are looked for there, not where derived atoms are read.
-_NONE: frozenset[str] = frozenset()
-
-
-# Both are asked for each problem, and a data set has few domains.
-@lru_cache(maxsize=256)
-def _domain_compares_numbers(domain: Domain) -> bool:
-    return any(is_fallible(condition, _NONE) for condition in _conditions_of(domain))
-
-
-@lru_cache(maxsize=256)
 def has_quantifiers(domain: Domain) -> bool:
     """Return whether an operator or rule of the domain ranges over all objects of some types."""
     for schema in domain.actions.values():
@@ -169,6 +158,8 @@ def has_quantifiers(domain: Domain) -> bool:
     return any(map(has_quantifier, _conditions_of(domain)))
 
 
+# Asked for each problem, and a data set has few domains.
+@lru_cache(maxsize=256)
 def _conditions_of(domain: Domain) -> list[Condition]:
     conditions: list[Condition] = []
     for rules in domain.rules.values():

@@ -142,18 +142,13 @@ def obfuscate(
         style: `random` (strings of letters) or `deceptive` (ordinary words, verbs for actions, that do not say what
             they stand for).
         rng: the only source of randomness.
-        mapping: old word to new word, to be extended by the words that it lacks: the mapping of another problem of the
-            domain, say, or the `inverse` of an obfuscation, which undoes it.
+        mapping: old word to new word, no two of which are the same, to be extended by the words that it lacks: the
+            mapping of another problem of the domain, say, or the `inverse` of an obfuscation, which undoes it.
 
     Raises:
-        ConfigError: an unknown style, or two words that `mapping` makes one.
         PddlError: the domain or the problem cannot be read.
     """
-    if style not in OBFUSCATION_STYLES:
-        raise ConfigError(f"style: expected one of {', '.join(OBFUSCATION_STYLES)}, got '{style}'")
     mapping = dict(mapping or {})
-    if len(set(mapping.values())) < len(mapping):
-        raise ConfigError("mapping: expected different new words for different old ones")
     domain = parse_domain(domain_pddl)
     problem = parse_problem(problem_pddl, domain)
     domain_form = read_form(domain_pddl, "<domain>")
