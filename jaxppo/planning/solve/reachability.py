@@ -159,11 +159,10 @@ def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
 
 
 def _require_strips(problem: Problem, action: Action, step: GroundStep) -> None:
-    if step.extras is not None:
-        if any(effect.condition is not True for effect in step.extras.effects):
-            refuse(problem, f"conditional effects in '{action[0]}'")
-        if step.extras.conditions:
-            refuse(problem, f"a precondition that is no conjunction of literals in '{action[0]}'")
+    if any(effect.condition is not True for effect in step.extras.effects):
+        refuse(problem, f"conditional effects in '{action[0]}'")
+    if step.extras.conditions:
+        refuse(problem, f"a precondition that is no conjunction of literals in '{action[0]}'")
 
 
 def _joins(schema: ActionSchema) -> Iterator[_Join]:

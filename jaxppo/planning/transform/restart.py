@@ -24,22 +24,17 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
     for number, section in enumerate(form):
         if section[:1] == [":init"]:
             remaining: list[Node] = []
-            old_facts: set[tuple[Node, ...]] = set()
+            new_facts = set(facts)
             for fact in section[1:]:
-                if fact[:1] == ["not"]:
-                    # It may go: what is not stated does not hold anyway.
-                    continue
+                # Values are no facts, and stay. What is negated may go: what is not stated does not hold anyway.
                 if fact[:1] == ["="]:
-                    # Values, which are no facts, stay.
                     remaining.append(fact)
-                    continue
-                old_facts.add(tuple(fact))
-                if tuple(fact) in facts:
+                elif fact[:1] != ["not"] and tuple(fact) in facts:
                     remaining.append(fact)
-            new_facts: list[Node] = []
-            for fact in sorted(set(facts) - old_facts):
-                new_facts.append(list(fact))
-            form[number] = [":init", *remaining, *new_facts]
+                    new_facts.discard(tuple(fact))
+            for fact in sorted(new_facts):
+                remaining.append(list(fact))
+            form[number] = [":init", *remaining]
     return write_definition(form)
 
 

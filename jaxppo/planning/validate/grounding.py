@@ -32,6 +32,7 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
 from jaxppo.planning.language.task import ActionSchema, Domain, Problem
 from jaxppo.planning.validate.ground import (
+    NO_EXTRAS,
     DerivedLiteral,
     Extras,
     GroundComparison,
@@ -110,7 +111,7 @@ class Grounder:
             delete += effect.delete
             if effect.updates:
                 effects.append(GroundEffect(True, (), (), effect.updates))
-        extras = None
+        extras = NO_EXTRAS
         if conditions or effects:
             extras = Extras(tuple(conditions), tuple(effects))
         return GroundStep(

@@ -8,7 +8,6 @@ from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
-from jaxppo.planning.validate.ground import Extras
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.states import Rules, State
 from jaxppo.planning.validate.validator import execute
@@ -62,8 +61,6 @@ class Trace(NamedTuple):
 
 
 _Parts = Sequence[tuple[Condition, Binding]]
-# What a step of plain STRIPS has beyond STRIPS.
-_NO_EXTRAS = Extras((), ())
 
 
 def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
@@ -127,10 +124,9 @@ class _Replay:
         self._goal: _Parts = list(self._grounder.goal_parts(problem.conditions, {}))
 
     def apply(self, action: Action) -> None:
-        step = self._grounder.step(action)
         # Also for a plain step, unlike in `execute`: here derived
         # atoms were read before it and have to be forgotten.
-        self.state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)
+        self.state.apply(self._grounder.step(action))
 
     def applied(self, action: Action) -> TraceStep:
         preconditions = self.preconditions(action)

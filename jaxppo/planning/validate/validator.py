@@ -28,7 +28,7 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import TOTAL_TIME
 from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-from jaxppo.planning.validate.ground import Extras, GroundStep, Node
+from jaxppo.planning.validate.ground import NO_EXTRAS, GroundStep, Node
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.states import Rules, State
 
@@ -145,29 +145,22 @@ def _run(task: _Task, state: State, actions: Sequence[Action]) -> tuple[int, str
         if not (true <= facts and false.isdisjoint(facts)):
             parts = task.grounder.precondition_parts(action)
             return number, _first_false(task, state, parts)
-        if extras is None:
+        if extras is NO_EXTRAS:
             # Derived atoms need not be forgotten: only steps with
             # extras read any, and those forget them at their end.
             facts -= delete
             facts |= add
-        elif reason := _apply(task, state, action, extras, delete, add):
+        elif reason := _apply(task, state, action, step):
             return number, reason
     return len(actions), None
 
 
-def _apply(
-    task: _Task,
-    state: State,
-    action: Action,
-    extras: Extras,
-    delete: frozenset[Atom],
-    add: frozenset[Atom],
-) -> str | None:
+def _apply(task: _Task, state: State, action: Action, step: GroundStep) -> str | None:
     """Apply a step that goes beyond STRIPS; where it cannot be applied, say why."""
-    if not all(map(state.holds_if_defined, extras.conditions)):
+    if not all(map(state.holds_if_defined, step.extras.conditions)):
         return _first_false(task, state, task.grounder.precondition_parts(action))
     try:
-        state.apply(extras, delete, add)
+        state.apply(step)
     except UndefinedNumberError as error:
         return write_expression(error.args[0])
     except UpdateError as error:
