@@ -60,6 +60,18 @@ class Trace(NamedTuple):
     steps: tuple[TraceStep, ...]
 
 
+class Unmet(NamedTuple):
+    """What does not hold where a plan stops, as PDDL.
+
+    Attributes:
+        preconditions: of the step that fails by its precondition; none where no step does.
+        goals: of the conditions that the goal joins.
+    """
+
+    preconditions: tuple[str, ...]
+    goals: tuple[str, ...]
+
+
 _Parts = Sequence[tuple[Condition, Binding]]
 
 
@@ -84,17 +96,12 @@ def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
     return Trace(facts, numbers, goals, tuple(steps))
 
 
-def unmet_conditions(
-    problem: Problem, actions: Sequence[Action]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def unmet_conditions(problem: Problem, actions: Sequence[Action]) -> Unmet:
     """Carry out a plan and list all conditions that do not hold where it stops; a verdict names only the first.
 
     Args:
         problem: from `parse_problem`.
         actions: the plan, lower case.
-
-    Returns:
-        Those of the step that fails by its precondition, none where no step does; and those of the goal, as PDDL.
 
     Raises:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
@@ -107,7 +114,7 @@ def unmet_conditions(
     preconditions: tuple[ConditionCheck, ...] = ()
     if verdict.error is PlanError.PRECONDITION:
         preconditions = replay.preconditions(actions[num_executed])
-    return _false_conditions(preconditions), _false_conditions(replay.goals())
+    return Unmet(_false_conditions(preconditions), _false_conditions(replay.goals()))
 
 
 class _Replay:
