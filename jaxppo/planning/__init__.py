@@ -34,7 +34,7 @@ from jaxppo.planning.transform.canonical import canonical_form
 from jaxppo.planning.validate.api import VALIDATORS, validate_actions, validate_many, validate_plan
 from jaxppo.planning.validate.audit import Audit, AuditResult
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val, run_val, run_val_many
-from jaxppo.planning.validate.validator import Visit, execute, visit
+from jaxppo.planning.validate.validator import execute
 
 __all__ = [
     "HOW_TO_GET_VAL",
@@ -51,7 +51,6 @@ __all__ = [
     "Problem",
     "TimedAction",
     "UnsupportedPddlError",
-    "Visit",
     "canonical_form",
     "connection_of",
     "execute",
@@ -77,7 +76,6 @@ __all__ = [
     "validate_actions",
     "validate_many",
     "validate_plan",
-    "visit",
     "vocabulary",
     "wait_for_any",
     "words_of",

@@ -14,7 +14,7 @@ from jaxppo.planning.datasets.renamed_rows import NUMBERED, numbered_row
 from jaxppo.planning.datasets.rows import build_split
 from jaxppo.planning.domains import BLOCKSWORLD
 from jaxppo.planning.solve import search
-from jaxppo.planning.solve.walk import StateSpace
+from jaxppo.planning.validate.validator import final_facts
 
 TOKENIZER = data.word_tokenizer()
 LENGTH, MOST = 14, 200
@@ -52,11 +52,11 @@ def state_and_goal(prompt):
 def test_reground_does_the_first_action_and_asks_again_from_there_until_the_goal_holds():
     rests = {}  # what is left of a reference plan, by each state on its way
     for row in SHORT:
-        space = StateSpace(parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"])))
+        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
         plan = [parse_action(action) for action in row["reference_plan"]]
         _, goal = state_and_goal(row["prompt"])
         for step in range(len(plan) + 1):
-            facts = frozenset(map(" ".join, space.final_state(plan[:step])))
+            facts = frozenset(map(" ".join, final_facts(problem, plan[:step])))
             rests[facts, goal] = prompts.render_completion(plan[step:])
     planner = Planner(lambda prompt: rests[state_and_goal(prompt)])
     answers = decode_regrounded(planner, None, SHORT, MOST)

@@ -50,9 +50,10 @@ def shortest_plan(problem: Problem, most_states: int = 200_000) -> tuple[Action,
 def all_moves(problem: Problem) -> Iterator[Move]:
     """Every instance of every operator whose equalities, and preconditions that nothing changes, hold."""
     schemas = problem.domain.actions.values()
-    changing = {atom[0] for schema in schemas for atom in (*schema.add, *schema.delete)}
+    effects = [effect for schema in schemas for effect in schema.effects]
+    changing = {atom[0] for effect in effects for atom in (*effect.add, *effect.delete)}
     for schema in schemas:
-        assert not schema.effects
+        [always] = schema.effects
         positive = [literal.atom for literal in schema.precondition if literal.positive and literal.atom[0] != "="]
         negative = [literal.atom for literal in schema.precondition if not literal.positive and literal.atom[0] != "="]
         equalities = [literal for literal in schema.precondition if literal.atom[0] == "="]
@@ -62,7 +63,7 @@ def all_moves(problem: Problem) -> Iterator[Move]:
             if all((left == right) is expected for (_, left, right), expected in sides):
                 filled = [
                     frozenset(bound_atom(atom, binding) for atom in atoms)
-                    for atoms in (positive, negative, schema.delete, schema.add)
+                    for atoms in (positive, negative, always.delete, always.add)
                 ]
                 yield Move((schema.name, *binding.values()), *filled)
 

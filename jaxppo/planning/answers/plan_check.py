@@ -2,7 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from jaxppo.planning.language.parse import parse_domain, parse_problem
 from jaxppo.planning.language.plans import (
     ParsedTimedPlan,
     format_action,
@@ -11,7 +10,7 @@ from jaxppo.planning.language.plans import (
 from jaxppo.planning.language.temporal import parse_planner_output, read_names
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.api import validate_actions
-from jaxppo.planning.validate.trace import Unmet, unmet_conditions
+from jaxppo.planning.validate.trace import unmet_conditions
 from jaxppo.planning.validate.val import run_val
 
 
@@ -22,14 +21,16 @@ class PlanCheck(NamedTuple):
         verdict: of the built-in validator, or of VAL where only that covers the problem.
         judge: which of the two: `builtin` or `val`.
         steps: the steps of the plan, as PDDL; of a text that cannot be read those before the one that cannot.
-        unmet: what does not hold where the plan stops; empty where VAL is the judge, which names the first alone.
+        unmet_preconditions: conditions of the step at which the plan stops that do not hold; VAL names the first alone.
+        unmet_goals: the same of the goal.
         val: VAL's verdict, where it was asked for.
     """
 
     verdict: PlanVerdict
     judge: str
     steps: tuple[str, ...]
-    unmet: Unmet
+    unmet_preconditions: tuple[str, ...]
+    unmet_goals: tuple[str, ...]
     val: PlanVerdict | None
 
 
@@ -58,19 +59,25 @@ def check_plan(
         written_steps = tuple(map(format_action, plan.actions))
     # Read even where the plan is no plan, so that an
     # error of the domain or the problem is raised first.
-    is_builtin = read_names(domain_pddl, problem_pddl).beyond is None
-    judge = "builtin" if is_builtin else "val"
+    names = read_names(domain_pddl, problem_pddl)
+    judge = "builtin" if names.beyond is None else "val"
+    preconditions: tuple[str, ...] = ()
+    goals: tuple[str, ...] = ()
     if plan.error is not None:
         refusal = PlanVerdict.refused(plan.error, plan.error_step)
-        return PlanCheck(refusal, judge, written_steps, Unmet((), ()), None)
+        return PlanCheck(refusal, judge, written_steps, preconditions, goals, None)
     verdict = validate_actions(domain_pddl, problem_pddl, steps, "auto")
-    unmet = Unmet((), ())
-    if is_builtin:
-        unmet = unmet_conditions(
-            parse_problem(problem_pddl, parse_domain(domain_pddl)), plan.actions
-        )
+    if names.beyond is None:
+        preconditions, goals = unmet_conditions(names.problem, plan.actions)
+    # The one that a verdict names, of VAL or where it is no condition: a number without a value.
+    if verdict.failed_condition is not None:
+        named = (verdict.failed_condition,)
+        if verdict.error is PlanError.PRECONDITION:
+            preconditions = preconditions or named
+        else:
+            goals = goals or named
     val = run_val(domain_pddl, problem_pddl, steps) if ask_val else None
-    return PlanCheck(verdict, judge, written_steps, unmet, val)
+    return PlanCheck(verdict, judge, written_steps, preconditions, goals, val)
 
 
 def check_as_json(check: PlanCheck) -> dict[str, Any]:
@@ -88,9 +95,8 @@ def check_as_json(check: PlanCheck) -> dict[str, Any]:
         "error": verdict.error,
         "failed_step": step,
         "failed_action": failed_action,
-        "unmet_preconditions": check.unmet.preconditions
-        or _failed_conditions(check, PlanError.PRECONDITION),
-        "unmet_goals": check.unmet.goals or _failed_conditions(check, PlanError.GOAL_NOT_REACHED),
+        "unmet_preconditions": check.unmet_preconditions,
+        "unmet_goals": check.unmet_goals,
         "steps": len(check.steps),
         "executed_steps": verdict.executed_steps,
         "goals_reached": verdict.goals_reached,
@@ -99,12 +105,6 @@ def check_as_json(check: PlanCheck) -> dict[str, Any]:
         "validator": check.judge,
         "val": None if check.val is None else _verdict_as_json(check.val),
     }
-
-
-def _failed_conditions(check: PlanCheck, error: PlanError) -> tuple[str, ...]:
-    """Return the one condition that a verdict names, where it is one of these."""
-    condition = check.verdict.failed_condition
-    return (condition,) if condition is not None and check.verdict.error is error else ()
 
 
 def _verdict_as_json(verdict: PlanVerdict) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from jaxppo.planning.importing.instance_files import Entry, Instances
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder
 from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.importing.source_files import ErrorCache
-from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.language.task import Problem
 from jaxppo.planning.language.temporal import read_names
@@ -120,18 +119,14 @@ class Problems:
     def _task_of_texts(self, answer: PlanAnswer, texts: _ProblemTexts) -> AnsweredProblem:
         if texts in self._task_by_texts:
             return self._task_by_texts[texts]
-        try:
-            problem = parse_problem(texts.problem_pddl, parse_domain(texts.domain_pddl))
-            names = problem
-        except UnsupportedPddlError as error:
-            if find_val() is None:
-                raise DataError(f"{texts.id}: {error}; VAL may cover it") from error
-            # Actions and objects are enough to read plans; VAL reads the rest.
-            problem = None
-            names = read_names(texts.domain_pddl, texts.problem_pddl).problem
+        # Actions and objects are enough to read plans; VAL reads the rest.
+        names = read_names(texts.domain_pddl, texts.problem_pddl)
+        if names.beyond is not None and find_val() is None:
+            raise DataError(f"{texts.id}: {names.beyond}; VAL may cover it")
+        problem = names.problem if names.beyond is None else None
         config = self._instances.configs.get(answer.domain) if self._instances else None
-        sentences = Sentences(config, names) if config else None
-        reader = PlanReader(names, sentences)
+        sentences = Sentences(config, names.problem) if config else None
+        reader = PlanReader(names.problem, sentences)
         task = AnsweredProblem(
             texts.id, texts.domain, texts.domain_pddl, texts.problem_pddl, problem, reader
         )

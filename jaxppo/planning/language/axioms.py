@@ -68,16 +68,12 @@ def read_rules(
     strata = _strata(uses, forms, scope)
     # A rule that compares numbers may read a function without
     # a value; VAL gives wrong answers where it is recursive.
-    comparing = [name for name, name_rules in rules.items() if _compares(name_rules)]
-    for name in comparing:
-        if name in _used_by(name, uses):
+    for name, name_rules in rules.items():
+        compares = any(is_fallible(rule.body, frozenset()) for rule in name_rules)
+        if compares and name in _used_by(name, uses):
             reason = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
             scope.fail(_form_of(name, forms), reason)
     return rules, strata
-
-
-def _compares(rules: Iterable[Rule]) -> bool:
-    return any(is_fallible(rule.body, frozenset()) for rule in rules)
 
 
 def _uses(rules: Iterable[Rule], derived: Container[str]) -> frozenset[tuple[str, bool]]:

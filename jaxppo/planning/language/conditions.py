@@ -29,23 +29,18 @@ class Literal(NamedTuple):
 
 
 class Junction(NamedTuple):
-    """`and` or `or` of any number of conditions."""
+    """`and`, `or`, `imply`, or `not` of what is no atom, over conditions."""
 
     word: str
     parts: tuple["Condition", ...]
 
-
-class Negation(NamedTuple):
-    """`not` of a condition that is not an atom."""
-
-    part: "Condition"
-
-
-class Implication(NamedTuple):
-    """`(imply left right)`."""
-
-    left: "Condition"
-    right: "Condition"
+    def signed_parts(self, sign: bool) -> list[tuple["Condition", bool]]:
+        """List the parts, each with `sign` where its truth helps the whole, and the contrary where it hurts."""
+        signs = [sign] * len(self.parts)
+        # `(imply left right)` is `(or (not left) right)`.
+        if self.word in ("not", "imply"):
+            signs[0] = not sign
+        return list(zip(self.parts, signs, strict=True))
 
 
 class Quantified(NamedTuple):
@@ -68,7 +63,7 @@ class Comparison(NamedTuple):
     right: Expression
 
 
-Condition: TypeAlias = Literal | Junction | Negation | Implication | Quantified | Comparison
+Condition: TypeAlias = Literal | Junction | Quantified | Comparison
 Binding = Mapping[str, str]
 """Variable to object."""
 
@@ -93,7 +88,7 @@ def read_condition(node: Node, scope: Scope, may_be_empty: bool = True) -> Condi
         case "not":
             return _negated(*_parts(form, scope, False, 1, 1))
         case "imply":
-            return Implication(*_parts(form, scope, False, 2, 2))
+            return Junction("imply", _parts(form, scope, False, 2, 2))
         case "forall" | "exists":
             return _quantified(form, scope, may_be_empty and head == "forall")
     # `=` compares numbers or objects; between objects it is an atom like any other.
@@ -121,15 +116,9 @@ def predicates_in(condition: Condition, positive: bool = True) -> Iterator[tuple
     match condition:
         case Literal(atom, sign):
             yield atom[0], sign == positive
-        case Junction(_, parts):
-            for part in parts:
-                yield from predicates_in(part, positive)
-        case Negation(part):
-            yield from predicates_in(part, not positive)
-        case Implication(left, right):
-            # It is `(or (not left) right)`, so what makes the left side true hurts.
-            yield from predicates_in(left, not positive)
-            yield from predicates_in(right, positive)
+        case Junction():
+            for part, sign in condition.signed_parts(positive):
+                yield from predicates_in(part, sign)
         case Quantified(body=body):
             yield from predicates_in(body, positive)
 
@@ -143,26 +132,15 @@ def is_fallible(condition: Condition, fallible: frozenset[str]) -> bool:
             return atom[0] in fallible
         case Junction(_, parts):
             return any(is_fallible(part, fallible) for part in parts)
-        case Negation(part):
-            return is_fallible(part, fallible)
-        case Implication(left, right):
-            return is_fallible(left, fallible) or is_fallible(right, fallible)
         case Quantified(body=body):
             return is_fallible(body, fallible)
 
 
 def has_quantifier(condition: Condition) -> bool:
     """Return whether a condition ranges over all objects of some types."""
-    match condition:
-        case Quantified():
-            return True
-        case Junction(_, parts):
-            return any(map(has_quantifier, parts))
-        case Negation(part):
-            return has_quantifier(part)
-        case Implication(left, right):
-            return has_quantifier(left) or has_quantifier(right)
-    return False
+    if isinstance(condition, Junction):
+        return any(map(has_quantifier, condition.parts))
+    return isinstance(condition, Quantified)
 
 
 def write_condition(condition: Condition, binding: Binding) -> str:
@@ -173,10 +151,6 @@ def write_condition(condition: Condition, binding: Binding) -> str:
             return text if positive else f"(not {text})"
         case Junction(word, parts):
             return _form(word, (write_condition(part, binding) for part in parts))
-        case Negation(part):
-            return _form("not", [write_condition(part, binding)])
-        case Implication(left, right):
-            return _form("imply", [write_condition(left, binding), write_condition(right, binding)])
         case Quantified(word, parameters, body, _):
             # The quantifier's variables hide those of the same name around it.
             quantified = dict(parameters)
@@ -231,7 +205,7 @@ def _negated(part: Condition) -> Condition:
     # Nearly all negations are of atoms, and validators check literals as sets of atoms.
     if isinstance(part, Literal) and part.positive:
         return Literal(part.atom, False)
-    return Negation(part)
+    return Junction("not", (part,))
 
 
 def _quantified(form: list[Node], scope: Scope, may_be_empty: bool) -> Quantified:

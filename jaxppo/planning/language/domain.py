@@ -221,16 +221,8 @@ def _action(form: list[Node], scope: Scope) -> ActionSchema:
     parameters = read_parameters(parts.get(":parameters", []), scope)
     scope = replace(scope, terms={**scope.terms, **dict(parameters)})
     precondition = read_conjuncts(parts.get(":precondition", []), scope)
-    always, effects = read_effects(parts.get(":effect") or ["and"], scope)
-    return ActionSchema(
-        name=name,
-        parameters=parameters,
-        precondition=precondition,
-        add=tuple(always.add),
-        delete=tuple(always.delete),
-        updates=tuple(always.updates),
-        effects=effects,
-    )
+    effects = read_effects(parts.get(":effect") or ["and"], scope)
+    return ActionSchema(name, parameters, precondition, effects)
 
 
 def _stated_parameters(form: list[Node], scope: Scope) -> list[Node]:

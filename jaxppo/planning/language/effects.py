@@ -44,16 +44,12 @@ class Effect:
 _NESTED = {"top": "and", "forall": "and", "and": "flat", "when": "flat"}
 
 
-def read_effects(node: Node, scope: Scope) -> tuple[Effect, tuple[Effect, ...]]:
-    """Read an effect.
-
-    Returns:
-        What always happens, and what happens under conditions or for several objects.
-    """
+def read_effects(node: Node, scope: Scope) -> tuple[Effect, ...]:
+    """Read an effect: first what always happens, then what happens under conditions or for several objects."""
+    # The first group has no `forall` or `when` around it.
     groups = [Effect((), ())]
     _read(node, scope, groups, groups[0], "top")
-    # The first group has no `forall` or `when` around it.
-    return groups[0], tuple(groups[1:])
+    return tuple(groups)
 
 
 def _read(node: Node, scope: Scope, groups: list[Effect], group: Effect, place: str) -> None:

@@ -139,7 +139,7 @@ def read_function(node: Node, scope: Scope) -> Atom:
     if argument_types is None:
         scope.fail(form, "a number or a function declared under ':functions'")
     name = read_name(head, scope, "a function")
-    return (name, *read_arguments(form, argument_types, scope, typed=scope.typed))
+    return (name, *read_arguments(form, argument_types, scope))
 
 
 def read_update(form: list[Node], scope: Scope) -> Update:

@@ -3,6 +3,7 @@
 Source: McDermott et al., PDDL - The Planning Domain Definition Language (1998); Fox and Long, PDDL2.1, JAIR 20 (2003).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from jaxppo.planning.language.task import Domain, Problem, ProblemMetric, has_qu
 
 _ONCE = frozenset({":domain", ":objects", ":init", ":goal", ":metric"})
 _SECTIONS = _ONCE | {":requirements", ":length"}
+_NUMBER = r"-?\d+(?:\.\d*)?"
+_LENGTH = re.compile(rf":serial {_NUMBER}(?: :parallel {_NUMBER})?|:parallel {_NUMBER}")
 
 
 def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
@@ -53,7 +56,7 @@ def read_problem(form: list[Node], domain: Domain, scope: Scope) -> Problem:
     # Objects before facts and goal, which name them; the order of the sections does not matter.
     facts, values = _read_init(items_of(sections, ":init"), scope)
     goal = _read_goal(sections_of(sections, ":goal"), scope)
-    if domain.typed and (has_quantifiers(domain) or any(map(has_quantifier, goal))):
+    if has_quantifiers(domain) or any(map(has_quantifier, goal)):
         _check_objects_have_types(form, objects, scope)
     metric = _read_metric(sections_of(sections, ":metric"), scope)
     return Problem(name, domain, objects, frozenset(facts), facts, goal, values, metric)
@@ -94,14 +97,8 @@ def _check_objects_have_types(form: list[Node], objects: Mapping[str, Types], sc
 
 def _check_length(section: list[Node], scope: Scope) -> None:
     """Read the form of `:length` that VAL reads, which says nothing about plans."""
-    words = [word for word in section[1:] if isinstance(word, str)]
-    numbers = [read_number(word, scope) for word in words[1::2]]
-    is_pairs = len(words) == len(section) - 1 and len(words) % 2 == 0
-    if (
-        not is_pairs
-        or words[::2] not in ([":serial"], [":parallel"], [":serial", ":parallel"])
-        or None in numbers
-    ):
+    # Inner forms, as in `(:length (:serial 3))`, become text that does not match.
+    if not _LENGTH.fullmatch(" ".join(map(str, section[1:]))):
         scope.fail(section, "'(:length :serial NUMBER)', as VAL reads it")
 
 

@@ -141,18 +141,17 @@ def read_atom(form: list[Node], head: str, scope: Scope) -> Atom:
     """Read an atom whose predicate, number of arguments and argument types are as declared."""
     if (head in BEYOND or head in BEYOND_ALL) and head not in scope.predicates:
         scope.refuse(form, head)
-    # `=` compares two objects of any types.
-    if head == "=":
-        return (str(head), *read_arguments(form, [(ROOT_TYPE,), (ROOT_TYPE,)], scope, typed=False))
-    argument_types = scope.predicates.get(head)
+    argument_types = _EQUALITY if head == "=" else scope.predicates.get(head)
     if argument_types is None:
         scope.fail(form, "a predicate declared under ':predicates'")
-    return (str(head), *read_arguments(form, argument_types, scope, typed=scope.typed))
+    return (str(head), *read_arguments(form, argument_types, scope))
 
 
-def read_arguments(
-    form: list[Node], argument_types: Sequence[Types], scope: Scope, typed: bool
-) -> list[str]:
+# `=` compares two objects of any types.
+_EQUALITY: tuple[Types, Types] = ((ROOT_TYPE,), (ROOT_TYPE,))
+
+
+def read_arguments(form: list[Node], argument_types: Sequence[Types], scope: Scope) -> list[str]:
     """Read the arguments of a predicate or function: declared variables, constants and objects of its types."""
     arguments = [item for item in form[1:] if isinstance(item, str)]
     if len(arguments) != len(form) - 1:
@@ -162,7 +161,7 @@ def read_arguments(
     for argument, types in zip(arguments, argument_types, strict=True):
         _check_declared(argument, scope)
         # As in VAL, types mean nothing in a domain without `:types`, nor for `=`.
-        if typed:
+        if scope.typed and argument_types is not _EQUALITY:
             _check_type(argument, types, scope)
     return list(map(str, arguments))
 

@@ -15,7 +15,7 @@ Node: TypeAlias = "str | list[Node]"
 """A lower-case word, or a parenthesised list of nodes."""
 
 _LOG = logging.getLogger(__name__)
-_COMMENT = re.compile(r";[^\n]*+")
+COMMENT = re.compile(r";[^\n]*+")
 # A parenthesis, a name (`?x` and `:types` too), a number, an operator. Any other character is a
 # word of its own, which VAL would skip and no reader here accepts.
 _TOKEN = re.compile(r"[()]|[a-z_?:][a-z0-9_-]*+|-?[0-9]++(?:\.[0-9]*+)?|[<>]=|#t|\S")
@@ -94,7 +94,7 @@ def read_form(text: str, source: str) -> Form:
 
 def _tokens(text: str, source: str) -> Iterator[tuple[str, int]]:
     """Yield the tokens of a text, lower-cased, each with its line."""
-    plain = _COMMENT.sub("", text.removeprefix(_BYTE_ORDER_MARK))
+    plain = COMMENT.sub("", text.removeprefix(_BYTE_ORDER_MARK))
     # The blanks move before the `?`, so that line breaks among them still count.
     plain = _SPACED_VARIABLE.sub(r"\1?", plain)
     # Checked before `lower`, which would turn the kelvin sign into a k.

@@ -14,7 +14,7 @@ from jaxppo.planning.language.conditions import (
     write_condition,
 )
 from jaxppo.planning.language.effects import Effect
-from jaxppo.planning.language.numeric import Expression, Update
+from jaxppo.planning.language.numeric import Expression
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
 from jaxppo.planning.language.verdicts import PlanError
@@ -31,18 +31,12 @@ class ActionSchema:
         name: its name.
         parameters: its variables.
         precondition: the conditions that must all hold before it.
-        add: the atoms that it makes true.
-        delete: the atoms that it makes false, unless it makes them true as well.
-        updates: its changes of numbers.
-        effects: what it does under conditions, or for several objects.
+        effects: what it does: the first always, the others under conditions or for several objects.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     precondition: tuple[Condition, ...] = ()
-    add: tuple[Atom, ...] = ()
-    delete: tuple[Atom, ...] = ()
-    updates: tuple[Update, ...] = ()
     effects: tuple[Effect, ...] = ()
 
 
@@ -142,32 +136,20 @@ def check_action(problem: Problem, action: Action) -> PlanError | None:
     for name in action[1:]:
         if name not in objects:
             return PlanError.UNKNOWN_OBJECT
-    if problem.domain.typed:
-        for name, (_, argument_types) in zip(action[1:], schema.parameters, strict=True):
-            types = objects[name]
-            if not problem.domain.is_of_type(types, argument_types):
-                return PlanError.WRONG_TYPE
+    for name, (_, argument_types) in zip(action[1:], schema.parameters, strict=True):
+        types = objects[name]
+        if not problem.domain.is_of_type(types, argument_types):
+            return PlanError.WRONG_TYPE
     return None
 
 
 def compares_numbers(problem: Problem) -> bool:
     """Return whether some condition of the domain or goal compares numbers; elsewhere they only make costs."""
-    if _domain_compares_numbers(problem.domain):
-        return True
-    return any(is_fallible(part, _NONE) for part in problem.conditions)
+    conditions = (*_conditions_of(problem.domain), *problem.conditions)
+    # Comparisons in the bodies of rules are looked for there, not where derived atoms are read.
+    return any(is_fallible(condition, frozenset()) for condition in conditions)
 
 
-# Comparisons in the bodies of rules are looked for there, not where derived atoms are read.
-_NONE: frozenset[str] = frozenset()
-
-
-# Both are asked for each problem, and a data set has few domains.
-@lru_cache(maxsize=256)
-def _domain_compares_numbers(domain: Domain) -> bool:
-    return any(is_fallible(condition, _NONE) for condition in _conditions_of(domain))
-
-
-@lru_cache(maxsize=256)
 def has_quantifiers(domain: Domain) -> bool:
     """Return whether an operator or rule of the domain ranges over all objects of some types."""
     for schema in domain.actions.values():
@@ -176,6 +158,8 @@ def has_quantifiers(domain: Domain) -> bool:
     return any(map(has_quantifier, _conditions_of(domain)))
 
 
+# Asked for each problem, and a data set has few domains.
+@lru_cache(maxsize=256)
 def _conditions_of(domain: Domain) -> list[Condition]:
     conditions: list[Condition] = []
     for rules in domain.rules.values():

@@ -27,14 +27,13 @@ from jaxppo.planning.language.plans import (
     parse_timed_plan_text,
 )
 from jaxppo.planning.language.scope import UncoveredPddlError
-from jaxppo.planning.language.sexpr import read_form
+from jaxppo.planning.language.sexpr import COMMENT, read_form
 from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
 
 Plan = Sequence[Action | TimedAction]
 """The steps of a plan, with time stamps where `needs_time_stamps`."""
 
-_COMMENT = re.compile(r";[^\n]*+")
 _TIMED_SECTION = re.compile(r"\(\s*+:(?:durative-action|process|event)(?![\w-])")
 _TIMED_FACT = re.compile(r"\(\s*+at\s++[0-9.]++\s*+\(")
 _DURATIVE = ":durative-action"
@@ -60,8 +59,8 @@ class PlanNames(NamedTuple):
 @lru_cache(maxsize=4096)
 def needs_time_stamps(domain_pddl: str, problem_pddl: str) -> bool:
     """Return whether the steps of a plan need times: durative actions, processes, events, timed initial literals."""
-    domain_text = _COMMENT.sub("", domain_pddl.lower())
-    problem_text = _COMMENT.sub("", problem_pddl.lower())
+    domain_text = COMMENT.sub("", domain_pddl.lower())
+    problem_text = COMMENT.sub("", problem_pddl.lower())
     return bool(_TIMED_SECTION.search(domain_text) or _TIMED_FACT.search(problem_text))
 
 

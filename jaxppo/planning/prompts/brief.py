@@ -247,7 +247,7 @@ def _implied_kinds(domain: Domain) -> Mapping[tuple[str, int], frozenset[str]]:
                 (name,) = names
                 kinds_of_variable.setdefault(name, set()).add(predicate)
         changed: list[Atom] = []
-        for effect in (schema, *schema.effects):
+        for effect in schema.effects:
             changed += [*effect.add, *effect.delete]
         for predicate, *names in (*required, *changed):
             for place, name in enumerate(names):

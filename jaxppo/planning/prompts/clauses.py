@@ -7,10 +7,8 @@ from jaxppo.planning.domains import Phrases
 from jaxppo.planning.language.conditions import (
     Comparison,
     Condition,
-    Implication,
     Junction,
     Literal,
-    Negation,
     Quantified,
 )
 from jaxppo.planning.language.numeric import (
@@ -61,15 +59,15 @@ class Clauses(NamedTuple):
         match condition:
             case Literal():
                 return self.literal(condition)
+            case Junction("not", (part,)):
+                return f"{NOT} {self.condition(part)}"
+            case Junction("imply", (left, right)):
+                return f"(if {self.condition(left)}, then {self.condition(right)})"
             case Junction(word, parts):
                 if not parts:
                     return "(nothing)"
                 joined = f" {word} ".join(map(self.condition, parts))
                 return f"({joined})"
-            case Negation(part):
-                return f"{NOT} {self.condition(part)}"
-            case Implication(left, right):
-                return f"(if {self.condition(left)}, then {self.condition(right)})"
             case Quantified(word, parameters, body, _):
                 quantifier = {"forall": "for every", "exists": "for some"}[word]
                 return f"({quantifier} {self.variables(parameters)}: {self.condition(body)})"

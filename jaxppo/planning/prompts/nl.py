@@ -84,15 +84,9 @@ def _action(schema: ActionSchema, domain: Domain, clauses: Clauses) -> str:
     sentences = [f"You can {phrase}, where {listed(kinds)}." if kinds else f"You can {phrase}."]
     if schema.precondition:
         sentences.append(f"Needed: {_joined(map(clauses.condition, schema.precondition))}.")
-    unconditional = Effect(
-        parameters=(),
-        conditions=(),
-        add=list(schema.add),
-        delete=list(schema.delete),
-        updates=list(schema.updates),
-    )
-    sentences += _results(unconditional, clauses)
-    for effect in schema.effects:
+    always, *others = schema.effects
+    sentences += _results(always, clauses)
+    for effect in others:
         sentences += _conditional(effect, clauses)
     return " ".join(sentences)
 

@@ -7,12 +7,13 @@ Source: Gupta and Nau, On the complexity of blocks-world planning, Artificial In
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
+from jaxppo.planning.solve.search import path_to
 
 TABLE = -1
 Places = tuple[int, ...]
@@ -65,7 +66,7 @@ def _search(start: Places, goal: Places) -> list[Move]:
     while frontier:
         _, _, _, places = heapq.heappop(frontier)
         if places == goal:
-            return _path(came_from, places)
+            return path_to(places, came_from)
         n_moves = moves_to[places] + 1
         for block, target in _moves(places, goal):
             reached = (*places[:block], target, *places[block + 1 :])
@@ -76,14 +77,6 @@ def _search(start: Places, goal: Places) -> list[Move]:
                 heapq.heappush(frontier, (priority, -n_moves, next(arrival), reached))
     # From any towers all others can be reached, so the goal is none.
     raise DataError("goal: expected towers of blocks, got a cycle")
-
-
-def _path(came_from: Mapping[Places, tuple[Places, Move] | None], places: Places) -> list[Move]:
-    moves = []
-    while (step := came_from[places]) is not None:
-        places, move = step
-        moves.append(move)
-    return moves[::-1]
 
 
 def _misplaced(places: Places, goal: Places) -> set[int]:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxppo.planning.language.plans import Action, format_action, parse_action
 
@@ -39,7 +39,6 @@ class PlanCache:
 
     def __init__(self, path: Path | None):
         self._path = path
-        self._file: BinaryIO | None = None
         self._records: dict[str, Record] = {}
         self._separator = ""  # ends half a line that the file may end with
         if path is None or not path.exists():
@@ -70,14 +69,8 @@ class PlanCache:
             return
         plan = None if record.plan is None else list(map(format_action, record.plan))
         line = json.dumps({"key": key, **notes, **record._asdict(), "plan": plan})
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab", buffering=0)
-        # One call: other processes may append, too.
-        self._file.write(f"{self._separator}{line}\n".encode())
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab", buffering=0) as file:
+            # One call: other processes may append, too.
+            file.write(f"{self._separator}{line}\n".encode())
         self._separator = ""
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()

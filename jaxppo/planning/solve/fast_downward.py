@@ -42,11 +42,9 @@ class FastDownward:
     def __init__(self, optimal: bool = False):
         # Found, not imported: only the program beside it is needed.
         package = importlib.util.find_spec(_PACKAGE)
-        folders = list(package.submodule_search_locations or ()) if package is not None else []
-        programs = list(filter(Path.is_file, (Path(folder, _PROGRAM) for folder in folders)))
-        if not programs:
+        if package is None or package.origin is None:
             raise FileNotFoundError(f"{_PACKAGE}/{_PROGRAM.as_posix()}")
-        self._program = programs[0]
+        self._program = Path(package.origin).parent / _PROGRAM
         self._optimal = optimal
 
     def __call__(self, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:

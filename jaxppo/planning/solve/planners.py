@@ -257,4 +257,3 @@ def _results(job: _Job, tasks: Sequence[PlanTask], workers: int) -> Iterator[Pla
     finally:
         for process in (*idle, *busy):
             process.close()
-        job.cache.close()

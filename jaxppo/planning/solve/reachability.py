@@ -4,7 +4,7 @@ Each fact is joined once with those reached before it, so that the work is about
 of objects.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import NamedTuple, NoReturn
 
@@ -38,11 +38,15 @@ class _Pattern(NamedTuple):
     places: tuple[int, ...]
 
 
+# The fact that a schema without preconditions to look up waits for: it is the first one reached.
+_START: Atom = ("",)
+
+
 class _Join(NamedTuple):
     """How a new fact that fits `trigger` is completed: by reached facts, and the objects of the remaining variables."""
 
     schema: ActionSchema
-    trigger: Atom | None
+    trigger: Atom
     patterns: tuple[_Pattern, ...]
     free: tuple[Parameter, ...]
 
@@ -52,41 +56,49 @@ _FactsByNames = dict[tuple[str, ...], list[Atom]]
 
 
 class _ReachedFacts:
-    """The facts reached so far, found by some of their arguments."""
+    """The facts reached so far, found by some of their arguments, and the actions that they complete."""
 
-    def __init__(self, patterns: Iterable[_Pattern]):
+    def __init__(self, problem: Problem, grounder: Grounder, joins: Iterable[_Join]):
+        self._problem = problem
+        self._grounder = grounder
+        # Choices of objects that may still be tried.
+        self._budget = MAX_BINDINGS
         # Predicate to places to an index: one for each look-up that some join makes.
         self._indexes: dict[str, dict[tuple[int, ...], _FactsByNames]] = {}
-        for atom, places in patterns:
-            indexes = self._indexes.setdefault(atom[0], {})
-            indexes[places] = {}
+        for join in joins:
+            for atom, places in join.patterns:
+                self._indexes.setdefault(atom[0], {})[places] = {}
 
     def add(self, atom: Atom) -> None:
-        indexes = self._indexes.get(atom[0], {})
-        for places, index in indexes.items():
+        for places, index in self._indexes.get(atom[0], {}).items():
             names = tuple([atom[place] for place in places])
             index.setdefault(names, []).append(atom)
 
-    def matching(self, pattern: _Pattern, binding: Binding) -> Sequence[Atom]:
-        atom, places = pattern
-        index = self._indexes[atom[0]][places]
-        # What is no variable is a constant, which stands for itself.
-        names = tuple([binding.get(atom[place], atom[place]) for place in places])
-        return index.get(names, ())
+    def complete(self, join: _Join, binding: Binding, depth: int = 0) -> Iterator[Action]:
+        """Yield the actions of a join: patterns from `depth` on filled in by facts, then the rest by objects."""
+        self._spend()
+        if depth < len(join.patterns):
+            atom, places = join.patterns[depth]
+            # What is no variable is a constant, which stands for itself.
+            names = tuple([binding.get(atom[place], atom[place]) for place in places])
+            for fact in self._indexes[atom[0]][places].get(names, ()):
+                bound = _matched(atom, fact, binding)
+                if bound is not None:
+                    yield from self.complete(join, bound, depth + 1)
+            return
+        variables = [parameter.name for parameter in join.schema.parameters]
+        free_variables = [parameter.name for parameter in join.free]
+        choices = [self._grounder.objects_of(parameter.types) for parameter in join.free]
+        for objects in product(*choices):
+            self._spend()
+            bound = {**binding, **dict(zip(free_variables, objects, strict=True))}
+            yield bound_atom((join.schema.name, *variables), bound)
 
-
-class _Budget:
-    """Counts the choices of objects that were tried."""
-
-    def __init__(self, problem: Problem):
-        self._problem_name = problem.name
-        self._remaining = MAX_BINDINGS
-
-    def spend(self) -> None:
-        self._remaining -= 1
-        if self._remaining < 0:
+    def _spend(self) -> None:
+        self._budget -= 1
+        if self._budget < 0:
             reason = f"more than {MAX_BINDINGS} ways to fill in the operators"
-            raise SearchLimitError(f"problem {self._problem_name}: {reason}")
+            raise SearchLimitError(f"problem {self._problem.name}: {reason}")
 
 
 def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
@@ -107,27 +119,30 @@ def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
         SearchLimitError: there are more than `MAX_BINDINGS` ways to fill in the operators.
         UnsupportedPddlError: a step has a precondition or an effect that goes beyond STRIPS.
     """
-    joins_without_trigger: list[_Join] = []
-    joins_by_predicate: dict[str, list[_Join]] = {}
-    patterns: list[_Pattern] = []
+    joins: list[_Join] = []
     for schema in problem.domain.actions.values():
-        for join in _joins(schema):
-            patterns += join.patterns
-            if join.trigger is None:
-                joins_without_trigger.append(join)
-            else:
-                joins_by_predicate.setdefault(join.trigger[0], []).append(join)
-    reached = _ReachedFacts(patterns)
+        joins += _joins(schema)
     grounder = Grounder(problem)
-    budget = _Budget(problem)
+    reached = _ReachedFacts(problem, grounder, joins)
+    joins_by_predicate: dict[str, list[_Join]] = {}
+    for join in joins:
+        joins_by_predicate.setdefault(join.trigger[0], []).append(join)
     steps: dict[Action, GroundStep] = {}
-    queue = list(problem.init_order)
+    queue = [_START, *problem.init_order]
     queued = set(queue)
-
-    def add_steps(join: _Join, binding: Binding) -> None:
-        for action in _completed(problem, join, binding, reached, budget):
-            if action not in steps and check_action(problem, action) is None:
-                step = _require_strips(problem, action, grounder.step(action))
+    # Joined only with facts before it, and with itself:
+    # a pair is completed by the later of the two.
+    for fact in queue:  # it grows
+        reached.add(fact)
+        for join in joins_by_predicate.get(fact[0], ()):
+            binding = _matched(join.trigger, fact, {})
+            if binding is None:
+                continue
+            for action in reached.complete(join, binding):
+                if action in steps or check_action(problem, action) is not None:
+                    continue
+                step = grounder.step(action)
+                _require_strips(problem, action, step)
                 steps[action] = step
                 # Kept all the same, so that it is not grounded again; it is left out in the end.
                 if NEVER not in step.true:
@@ -136,17 +151,6 @@ def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
                     new_facts = sorted(step.add - queued)
                     queued.update(new_facts)
                     queue.extend(new_facts)
-
-    for join in joins_without_trigger:
-        add_steps(join, {})
-    # Joined only with facts before it, and with itself:
-    # a pair is completed by the later of the two.
-    for fact in queue:  # it grows
-        reached.add(fact)
-        for join in joins_by_predicate.get(fact[0], ()):
-            binding = None if join.trigger is None else _matched(join.trigger, fact, {})
-            if binding is not None:
-                add_steps(join, binding)
     possible_steps: dict[Action, GroundStep] = {}
     for action in sorted(steps):
         if NEVER not in steps[action].true:
@@ -154,34 +158,30 @@ def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
     return possible_steps
 
 
-def _require_strips(problem: Problem, action: Action, step: GroundStep) -> GroundStep:
-    if step.extras is not None:
-        if any(effect.condition is not True for effect in step.extras.effects):
-            refuse(problem, f"conditional effects in '{action[0]}'")
-        if step.extras.conditions:
-            refuse(problem, f"a precondition that is no conjunction of literals in '{action[0]}'")
-    return step
+def _require_strips(problem: Problem, action: Action, step: GroundStep) -> None:
+    if any(effect.condition is not True for effect in step.extras.effects):
+        refuse(problem, f"conditional effects in '{action[0]}'")
+    if step.extras.conditions:
+        refuse(problem, f"a precondition that is no conjunction of literals in '{action[0]}'")
 
 
 def _joins(schema: ActionSchema) -> Iterator[_Join]:
     """Make one join for each precondition that a new fact may fit; a schema without any is filled in by types alone."""
-    # Equalities, and negative conditions, find no objects; grounding checks them.
     atoms: list[Atom] = []
+    # Equalities, and negative conditions, find no objects; grounding checks them.
     for condition in schema.precondition:
         if isinstance(condition, Literal) and condition.positive and condition.atom[0] != "=":
             atoms.append(condition.atom)
-    # Such a schema waits for no fact: it is filled in once, at the start.
-    if not atoms:
-        yield _Join(schema, None, (), schema.parameters)
+    bound = set().union(*map(_variables, atoms))
+    free = tuple(parameter for parameter in schema.parameters if parameter.name not in bound)
+    atoms = atoms or [_START]
     for number, trigger in enumerate(atoms):
         other_atoms = atoms[:number] + atoms[number + 1 :]
-        patterns, bound = _in_order(other_atoms, _variables(trigger))
-        free = tuple(parameter for parameter in schema.parameters if parameter.name not in bound)
-        yield _Join(schema, trigger, patterns, free)
+        yield _Join(schema, trigger, _in_order(other_atoms, _variables(trigger)), free)
 
 
-def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[tuple[_Pattern, ...], set[str]]:
-    """Order the look-ups: always next the one with the fewest open variables, and all variables bound in the end."""
+def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[_Pattern, ...]:
+    """Order the look-ups: always next the one with the fewest open variables."""
     # Few open variables, few facts that fit: what is
     # tried grows with the product over all look-ups.
     patterns = []
@@ -195,7 +195,7 @@ def _in_order(atoms: list[Atom], bound: set[str]) -> tuple[tuple[_Pattern, ...],
                 places.append(place)
         patterns.append(_Pattern(atom, tuple(places)))
         bound = bound | _variables(atom)
-    return tuple(patterns), bound
+    return tuple(patterns)
 
 
 def _variables(atom: Atom) -> set[str]:
@@ -210,40 +210,3 @@ def _matched(pattern: Atom, fact: Atom, binding: Binding) -> dict[str, str] | No
         if value != name:
             return None
     return bound
-
-
-def _completed(
-    problem: Problem,
-    join: _Join,
-    binding: Binding,
-    reached: _ReachedFacts,
-    budget: _Budget,
-    depth: int = 0,
-) -> Iterator[Action]:
-    """Yield the actions of a join: patterns from `depth` on filled in by reached facts, then the rest by objects."""
-    budget.spend()
-    if depth < len(join.patterns):
-        pattern = join.patterns[depth]
-        for fact in reached.matching(pattern, binding):
-            bound = _matched(pattern.atom, fact, binding)
-            if bound is not None:
-                yield from _completed(problem, join, bound, reached, budget, depth + 1)
-        return
-    variables = [parameter.name for parameter in join.schema.parameters]
-    free_variables = [parameter.name for parameter in join.free]
-    choices = [_objects(problem, parameter) for parameter in join.free]
-    for objects in product(*choices):
-        budget.spend()
-        bound = {**binding, **dict(zip(free_variables, objects, strict=True))}
-        yield bound_atom((join.schema.name, *variables), bound)
-
-
-def _objects(problem: Problem, parameter: Parameter) -> list[str]:
-    domain = problem.domain
-    if not domain.typed:
-        return list(problem.objects)
-    names = []
-    for name, types in problem.objects.items():
-        if domain.is_of_type(types, parameter.types):
-            names.append(name)
-    return names

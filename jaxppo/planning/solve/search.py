@@ -6,8 +6,9 @@ same plan in every process and for every order of its facts.
 """
 
 import heapq
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from itertools import count
+from typing import TypeVar
 
 from jaxppo.planning.language.parse import Problem
 from jaxppo.planning.language.plans import Action
@@ -29,6 +30,8 @@ _BOOST = 1000
 _NO_STEP = -1
 """Before the start."""
 
+StateT = TypeVar("StateT")
+StepT = TypeVar("StepT")
 _CameFrom = dict[int, tuple[int, int] | None]
 """State to the state before it and the step between."""
 
@@ -113,7 +116,7 @@ def _greedy(task: StripsTask, max_states: int) -> list[int] | None:
             continue
         came_from[state] = None if number == _NO_STEP else (parent, number)
         if state & task.goal == task.goal:
-            return _without_detours(task, _path(came_from, state))
+            return _without_detours(task, path_to(state, came_from))
         _check_limit(came_from, max_states)
         estimate, helpful = relaxed_plan(task, state)
         # No plan even if nothing is ever deleted, so none at all.
@@ -135,11 +138,12 @@ def _check_limit(states: Sized, max_states: int) -> None:
         raise SearchLimitError(f"no plan among {max_states} states")
 
 
-def _path(came_from: _CameFrom, state: int) -> list[int]:
+def path_to(state: StateT, came_from: Mapping[StateT, tuple[StateT, StepT] | None]) -> list[StepT]:
+    """List the steps that lead to a state: back to the start, which came from none."""
     steps = []
     while (link := came_from[state]) is not None:
-        state, number = link
-        steps.append(number)
+        state, step = link
+        steps.append(step)
     return steps[::-1]
 
 
@@ -191,7 +195,7 @@ def _shortest(task: StripsTask, max_states: int, max_length: int) -> list[int] |
         if length > distance[state]:
             continue
         if state & task.goal == task.goal:
-            return _path(came_from, state)
+            return path_to(state, came_from)
         if state not in evaluated:
             _check_limit(evaluated, max_states)
             evaluated[state] = landmark_cut(task, state, bound - length)

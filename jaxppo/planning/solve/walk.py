@@ -1,11 +1,8 @@
 """A problem played through step by step: which actions apply in a state, and where they lead."""
 
-from collections.abc import Sequence
-
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.solve.reachability import reachable_steps
-from jaxppo.planning.validate.ground import GroundStep
 
 State = frozenset[Atom]
 """The atoms that hold."""
@@ -34,24 +31,11 @@ class StateSpace:
         """Return the state after an action; None where it does not apply."""
         # Steps that can never be reached are not listed, and apply in no state of this problem.
         step = self._steps.get(action)
-        if step is None or not _applies(step, state):
+        if step is None or not (step.true <= state and step.false.isdisjoint(state)):
             return None
         # As in PDDL, what a step both deletes and adds holds after it.
         return (state - step.delete) | step.add
 
-    def final_state(self, plan: Sequence[Action]) -> State:
-        """Return the state after a plan whose actions all apply."""
-        state = self.start
-        for action in plan:
-            reached = self.successor(state, action)
-            assert reached is not None
-            state = reached
-        return state
-
     def is_goal(self, state: State) -> bool:
         """Return whether the goal holds."""
         return all((literal.atom in state) is literal.positive for literal in self._goal)
-
-
-def _applies(step: GroundStep, state: State) -> bool:
-    return step.true <= state and step.false.isdisjoint(state)

@@ -51,7 +51,7 @@ def rename_objects(
     problem_pddl: str,
     domain: Domain,
     rng: random.Random,
-    pools: Mapping[str, Sequence[str]] | None = None,
+    pools: Mapping[str, Sequence[str]],
 ) -> tuple[str, dict[str, str]]:
     """Give the objects of a problem other names; constants of the domain keep theirs.
 
@@ -61,7 +61,7 @@ def rename_objects(
         rng: the only source of randomness.
         pools: type to the names that its objects may get (`POOLS` of a domain's module). Where neither the type of an
             object nor a type above it has a pool, its new name is from the pool that holds the present one: so kinds
-            stay apart in untyped domains. None: random words.
+            stay apart in untyped domains.
 
     Returns:
         The new problem text, and old name to new name.
@@ -74,11 +74,7 @@ def rename_objects(
     constants = domain.constants.keys() | domain.late_constants
     names = [name for name in problem.objects if name not in constants]
     excluded = _UNUSABLE | constants | _declared_words(domain)
-    if pools is None:
-        new_names = _random_words(rng, len(names), excluded | set(names))
-        mapping = dict(zip(names, new_names, strict=True))
-    else:
-        mapping = _names_from_pools(problem, names, pools, excluded, rng)
+    mapping = _names_from_pools(problem, names, pools, excluded, rng)
     return with_objects_renamed(problem_pddl, mapping), mapping
 
 
@@ -146,18 +142,13 @@ def obfuscate(
         style: `random` (strings of letters) or `deceptive` (ordinary words, verbs for actions, that do not say what
             they stand for).
         rng: the only source of randomness.
-        mapping: old word to new word, to be extended by the words that it lacks: the mapping of another problem of the
-            domain, say, or the `inverse` of an obfuscation, which undoes it.
+        mapping: old word to new word, no two of which are the same, to be extended by the words that it lacks: the
+            mapping of another problem of the domain, say, or the `inverse` of an obfuscation, which undoes it.
 
     Raises:
-        ConfigError: an unknown style, or two words that `mapping` makes one.
         PddlError: the domain or the problem cannot be read.
     """
-    if style not in OBFUSCATION_STYLES:
-        raise ConfigError(f"style: expected one of {', '.join(OBFUSCATION_STYLES)}, got '{style}'")
     mapping = dict(mapping or {})
-    if len(set(mapping.values())) < len(mapping):
-        raise ConfigError("mapping: expected different new words for different old ones")
     domain = parse_domain(domain_pddl)
     problem = parse_problem(problem_pddl, domain)
     domain_form = read_form(domain_pddl, "<domain>")

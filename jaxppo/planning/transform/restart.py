@@ -6,8 +6,9 @@ from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import Atom, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.language.sexpr import Node, read_form
+from jaxppo.planning.language.task import compares_numbers
 from jaxppo.planning.transform.renaming import write_definition
-from jaxppo.planning.validate.validator import visit
+from jaxppo.planning.validate.validator import execute, final_facts
 
 
 def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
@@ -23,22 +24,17 @@ def from_state(problem_pddl: str, facts: Collection[Atom]) -> str:
     for number, section in enumerate(form):
         if section[:1] == [":init"]:
             remaining: list[Node] = []
-            old_facts: set[tuple[Node, ...]] = set()
+            new_facts = set(facts)
             for fact in section[1:]:
-                if fact[:1] == ["not"]:
-                    # It may go: what is not stated does not hold anyway.
-                    continue
+                # Values are no facts, and stay. What is negated may go: what is not stated does not hold anyway.
                 if fact[:1] == ["="]:
-                    # Values, which are no facts, stay.
                     remaining.append(fact)
-                    continue
-                old_facts.add(tuple(fact))
-                if tuple(fact) in facts:
+                elif fact[:1] != ["not"] and tuple(fact) in facts:
                     remaining.append(fact)
-            new_facts: list[Node] = []
-            for fact in sorted(set(facts) - old_facts):
-                new_facts.append(list(fact))
-            form[number] = [":init", *remaining, *new_facts]
+                    new_facts.discard(tuple(fact))
+            for fact in sorted(new_facts):
+                remaining.append(list(fact))
+            form[number] = [":init", *remaining]
     return write_definition(form)
 
 
@@ -50,17 +46,15 @@ def problem_after(problem_pddl: str, domain_pddl: str, actions: Sequence[Action]
         PddlError: the built-in validator cannot read the texts.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
-    visits = visit(problem, actions)
-    facts, values = visits[-1].state
-    # There is a visit for the start and for each action up to one that cannot be applied.
-    if len(visits) <= len(actions):
-        step = format_action(actions[len(visits) - 1])
+    num_executed = execute(problem, actions).executed_steps or 0
+    if num_executed < len(actions):
+        step = format_action(actions[num_executed])
         raise DataError(
-            f"reference_plan: expected steps that can be applied, got {step} as step {len(visits)}"
+            f"reference_plan: expected steps that can be applied, got {step} as step {num_executed + 1}"
         )
     # Values are not written into the new initial state, so they must not decide anything.
-    if values:
+    if compares_numbers(problem):
         raise DataError(
             "problem_pddl: expected no numbers that conditions compare, to begin after a step, got some"
         )
-    return from_state(problem_pddl, facts)
+    return from_state(problem_pddl, final_facts(problem, actions))

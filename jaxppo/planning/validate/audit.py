@@ -9,11 +9,10 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxppo.errors import ConfigError, ValidatorError
+from jaxppo.errors import ValidatorError
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.deviations import deviation
 from jaxppo.planning.validate.val import Case, find_val, format_plan, run_val, run_val_many
@@ -56,16 +55,9 @@ class Audit:
         folder: where disagreements are saved, in `<digest>/` with `domain.pddl`, `problem.pddl`, `plan.txt` and
             `verdicts.json`; the first `MAX_SAVED` only. None: they are only counted.
         timeout_s: limit of one VAL process.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     def __init__(self, rate: float, seed: int, folder: Path | None, timeout_s: float = 30.0):
-        if not isinstance(rate, Real) or not 0 <= rate <= 1:
-            raise ConfigError(f"audit_rate: expected a number in [0, 1], got {rate!r}")
-        if not timeout_s > 0:
-            raise ConfigError(f"val_timeout_s: expected a positive number, got {timeout_s!r}")
         self.rate = rate
         self.seed = seed
         self.folder = folder

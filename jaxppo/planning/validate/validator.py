@@ -26,67 +26,30 @@ from jaxppo.planning.language.numeric import (
 from jaxppo.planning.language.parse import Atom, Problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import TOTAL_TIME
-from jaxppo.planning.language.task import check_action, compares_numbers
+from jaxppo.planning.language.task import check_action
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-from jaxppo.planning.validate.ground import Extras, GroundStep, Node
+from jaxppo.planning.validate.ground import NO_EXTRAS, GroundStep, Node
 from jaxppo.planning.validate.grounding import Grounder
 from jaxppo.planning.validate.states import Rules, State
-
-
-class _Goal(NamedTuple):
-    """The conditions of a goal: literals apart, since they are checked fastest.
-
-    Attributes:
-        true: atoms that must hold.
-        false: atoms that must not.
-        compound: the other conditions.
-        parts: all conditions in their order, to name the first that does not hold.
-    """
-
-    true: tuple[Atom, ...]
-    false: tuple[Atom, ...]
-    compound: tuple[Node, ...]
-    parts: tuple[tuple[Condition, Binding], ...]
 
 
 class _Task(NamedTuple):
     """What is computed once per problem, and shared by all its plans.
 
     `steps`, `rules` and `grounder` grow with what plans use; `lock` keeps other threads out of them.
+
+    Attributes:
+        goal: the conditions of the goal, filled in.
+        goal_parts: the same as they are written, to name the first that does not hold.
     """
 
     problem: Problem
-    goal: _Goal
+    goal: list[Node]
+    goal_parts: list[tuple[Condition, Binding]]
     grounder: Grounder
     rules: Rules
     steps: dict[Action, GroundStep]
     lock: Lock
-
-
-class Visit(NamedTuple):
-    """A state of a plan.
-
-    Attributes:
-        state: equal for equal states: what holds, and the numbers where conditions compare some.
-        goals_reached: how many conditions of the goal hold.
-        goals: how many conditions the goal has.
-    """
-
-    state: tuple[frozenset[Atom], frozenset[tuple[Atom, float]]]
-    goals_reached: int
-    goals: int
-
-
-class _Stop(NamedTuple):
-    """Why execution ended before the plan did.
-
-    Attributes:
-        step: 0-based index of the step that cannot be applied.
-        condition: what does not hold, as PDDL.
-    """
-
-    step: int
-    condition: str
 
 
 def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
@@ -107,12 +70,28 @@ def execute(problem: Problem, actions: Sequence[Action]) -> PlanVerdict:
     with task.lock:
         num_legal, error = _count_legal(task, actions)
         state = State(problem, task.rules)
-        stop = _run(task, state, actions[:num_legal])
-        return _verdict(task, state, num_legal, error, stop)
+        num_executed, failed_condition = _run(task, state, actions[:num_legal])
+        num_reached = _count_reached(task, state)
+        progress: dict[str, Any] = {
+            "executed_steps": num_executed,
+            "goals_reached": num_reached,
+            "goals": len(task.goal),
+        }
+        # First, for VAL checks the whole plan against the domain before it runs any step.
+        if error is not None:
+            return PlanVerdict.refused(error, num_legal + 1, **progress)
+        if failed_condition is not None:
+            progress["failed_condition"] = failed_condition
+            return PlanVerdict.refused(PlanError.PRECONDITION, num_executed + 1, **progress)
+        cost, failed_condition = _cost(problem, state, num_executed)
+        if num_reached < len(task.goal):
+            failed_condition = _first_false(task, state, task.goal_parts)
+    progress["failed_condition"] = failed_condition
+    return PlanVerdict.executed(failed_condition is None, cost=cost, **progress)
 
 
-def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
-    """Return the states of a plan, from the start to where `execute` stops.
+def final_facts(problem: Problem, actions: Sequence[Action]) -> frozenset[Atom]:
+    """Return the atoms that hold where `execute` stops; those of derived predicates are not among them.
 
     Args:
         problem: from `parse_problem`.
@@ -122,24 +101,11 @@ def visit(problem: Problem, actions: Sequence[Action]) -> list[Visit]:
         UnsupportedPddlError: filling in the objects gives a formula that is too large.
     """
     task = _task(problem)
-    numbers_matter = compares_numbers(problem)
     with task.lock:
         num_legal, _ = _count_legal(task, actions)
         state = State(problem, task.rules)
-        visits = [_visit(task, state, numbers_matter)]
-        for action in actions[:num_legal]:
-            if _run(task, state, [action]) is not None:
-                break
-            visits.append(_visit(task, state, numbers_matter))
-    return visits
-
-
-def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
-    # A total cost that only grows would make every state a new
-    # one, so numbers count only where conditions read them.
-    values = frozenset(state.values.items()) if numbers_matter else frozenset()
-    goals_reached = _count_reached(task, state)
-    return Visit((frozenset(state.facts), values), goals_reached, len(task.goal.parts))
+        _run(task, state, actions[:num_legal])
+    return frozenset(state.facts)
 
 
 # As many as `parse_problem` keeps: there equal texts
@@ -147,23 +113,9 @@ def _visit(task: _Task, state: State, numbers_matter: bool) -> Visit:
 @lru_cache(maxsize=4096)
 def _task(problem: Problem) -> _Task:
     grounder = Grounder(problem)
-    return _Task(problem, _goal(problem, grounder), grounder, Rules(problem, grounder), {}, Lock())
-
-
-def _goal(problem: Problem, grounder: Grounder) -> _Goal:
-    parts = tuple(grounder.goal_parts(problem.conditions, {}))
-    true: list[Atom] = []
-    false: list[Atom] = []
-    compound: list[Node] = []
-    for condition, binding in parts:
-        node = grounder.condition(condition, binding)
-        if not isinstance(node, Literal):
-            compound.append(node)
-        elif node.positive:
-            true.append(node.atom)
-        else:
-            false.append(node.atom)
-    return _Goal(tuple(true), tuple(false), tuple(compound), parts)
+    goal_parts = list(grounder.goal_parts(problem.conditions, {}))
+    goal = [grounder.condition(condition, binding) for condition, binding in goal_parts]
+    return _Task(problem, goal, goal_parts, grounder, Rules(problem, grounder), {}, Lock())
 
 
 def _count_legal(task: _Task, actions: Sequence[Action]) -> tuple[int, PlanError | None]:
@@ -176,50 +128,39 @@ def _count_legal(task: _Task, actions: Sequence[Action]) -> tuple[int, PlanError
     return len(actions), None
 
 
-def _run(task: _Task, state: State, actions: Sequence[Action]) -> _Stop | None:
-    """Apply steps up to the first that cannot be applied.
+def _run(task: _Task, state: State, actions: Sequence[Action]) -> tuple[int, str | None]:
+    """Apply steps up to the first that cannot be applied; return their number, and what fails that one, as PDDL.
 
     The whole of judging STRIPS is this loop: two set comparisons and two set operations a step, on sets that the cache
     holds ready.
     """
     facts = state.facts
     for number, action in enumerate(actions):
-        true, false, delete, add, extras = _step(task, action)
+        # Filled in, unless an earlier step, of this plan or of another, has done so.
+        step = task.steps.get(action)
+        if step is None:
+            step = task.grounder.step(action)
+            task.steps[action] = step
+        true, false, delete, add, extras = step
         if not (true <= facts and false.isdisjoint(facts)):
             parts = task.grounder.precondition_parts(action)
-            return _Stop(number, _first_false(task, state, parts))
-        if extras is None:
+            return number, _first_false(task, state, parts)
+        if extras is NO_EXTRAS:
             # Derived atoms need not be forgotten: only steps with
             # extras read any, and those forget them at their end.
             facts -= delete
             facts |= add
-        elif reason := _apply(task, state, action, extras, delete, add):
-            return _Stop(number, reason)
-    return None
+        elif reason := _apply(task, state, action, step):
+            return number, reason
+    return len(actions), None
 
 
-def _step(task: _Task, action: Action) -> GroundStep:
-    """Fill in an operator, unless an earlier step, of this plan or of another, has done so."""
-    step = task.steps.get(action)
-    if step is None:
-        step = task.grounder.step(action)
-        task.steps[action] = step
-    return step
-
-
-def _apply(
-    task: _Task,
-    state: State,
-    action: Action,
-    extras: Extras,
-    delete: frozenset[Atom],
-    add: frozenset[Atom],
-) -> str | None:
+def _apply(task: _Task, state: State, action: Action, step: GroundStep) -> str | None:
     """Apply a step that goes beyond STRIPS; where it cannot be applied, say why."""
-    if not all(map(state.holds_if_defined, extras.conditions)):
+    if not all(map(state.holds_if_defined, step.extras.conditions)):
         return _first_false(task, state, task.grounder.precondition_parts(action))
     try:
-        state.apply(extras, delete, add)
+        state.apply(step)
     except UndefinedNumberError as error:
         return write_expression(error.args[0])
     except UpdateError as error:
@@ -238,48 +179,16 @@ def _first_false(task: _Task, state: State, parts: Sequence[tuple[Condition, Bin
     raise AssertionError("expected a condition that does not hold")
 
 
-def _verdict(
-    task: _Task, state: State, num_legal: int, error: PlanError | None, stop: _Stop | None
-) -> PlanVerdict:
-    """Judge a plan by where it stopped.
-
-    Args:
-        task: the problem.
-        state: the state where execution stopped.
-        num_legal: how many steps come before the first one that is wrong by itself.
-        error: what is wrong with that; None where no step is.
-        stop: why execution ended before; None where it did not.
-    """
-    num_goals = len(task.goal.parts)
-    num_reached = _count_reached(task, state)
-    num_executed = num_legal if stop is None else stop.step
-    progress: dict[str, Any] = {
-        "executed_steps": num_executed,
-        "goals_reached": num_reached,
-        "goals": num_goals,
-    }
-    # First, for VAL checks the whole plan against the domain before it runs any step.
-    if error is not None:
-        return PlanVerdict.refused(error, num_legal + 1, **progress)
-    if stop is not None:
-        progress["failed_condition"] = stop.condition
-        return PlanVerdict.refused(PlanError.PRECONDITION, stop.step + 1, **progress)
-    cost, failed_condition = _cost(task.problem, state, num_executed)
-    if num_reached < num_goals:
-        failed_condition = _first_false(task, state, task.goal.parts)
-    progress["failed_condition"] = failed_condition
-    return PlanVerdict.executed(failed_condition is None, cost=cost, **progress)
-
-
 def _count_reached(task: _Task, state: State) -> int:
     """Count the conditions of the goal that hold."""
+    # Most are literals, and looking one up here is faster than a call; every plan comes here.
     facts = state.facts
-    goal = task.goal
-    # Lists, because `sum` over a generator is slower, and every plan comes here.
-    reached = sum([atom in facts for atom in goal.true])
-    reached += sum([atom not in facts for atom in goal.false])
-    if goal.compound:
-        reached += sum([state.holds_if_defined(node) is True for node in goal.compound])
+    reached = 0
+    for node in task.goal:
+        if isinstance(node, Literal):
+            reached += (node.atom in facts) is node.positive
+        else:
+            reached += state.holds_if_defined(node) is True
     return reached
 
 

@@ -34,8 +34,10 @@ def test_parse_domain_reads_every_part():
         Literal(("=", "?from", "?to"), False),
         Literal(("shut", "?to"), False),
     )
-    assert (drive.add, drive.delete) == ((("at", "?t", "?to"),), (("at", "?t", "?from"),))
-    assert drive.updates == (Update("increase", ("total-cost",), ("length", "?from", "?to")),)
+    [always] = drive.effects
+    assert (always.parameters, always.conditions) == ((), ())
+    assert (always.add, always.delete) == ([("at", "?t", "?to")], [("at", "?t", "?from")])
+    assert always.updates == [Update("increase", ("total-cost",), ("length", "?from", "?to"))]
     assert domain.actions["open"].precondition == ()
     assert domain.actions["load"].parameters[0].types == ("box", "raft")
     # Types follow the hierarchy.

@@ -209,7 +209,6 @@ def test_a_record_after_half_a_line_is_not_lost_with_it(tmp_path):
     path.write_text('{"key": "ki')
     cache = PlanCache(path)
     cache.add("later", record)
-    cache.close()
     assert PlanCache(path).get("later", 1.0) == record
 
 

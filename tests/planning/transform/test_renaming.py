@@ -1,5 +1,6 @@
 """Renamed, permuted and obfuscated problems: the same plans are valid, and the same steps fail."""
 
+import itertools
 import random
 import re
 from dataclasses import replace
@@ -92,7 +93,9 @@ def test_verdicts_stay_whatever_is_renamed_or_permuted(source, n_cases):
             new = obfuscate(domain, problem, plan, style, rng=rng)
             expect_same(old, verdict(new.domain_pddl, new.problem_pddl, new.plan), new.mapping)
 
-        text, mapping = rename_objects(problem, parsed.domain, rng)
+        kinds = set(itertools.chain(*parsed.objects.values()))
+        pools = {kind: [f"{kind}-{number}" for number in range(60)] for kind in sorted(kinds)}
+        text, mapping = rename_objects(problem, parsed.domain, rng, pools)
         renamed = tuple((step[0], *rename_plan([step], mapping)[0][1:]) for step in plan)
         expect_same(old, verdict(domain, text, renamed), mapping)
         assert canonical_form(parse_problem(text, parsed.domain)) == canonical_form(parsed)
@@ -185,10 +188,6 @@ def test_obfuscate_with_the_inverse_mapping_undoes_it(style):
 
 def test_what_does_not_fit_is_refused_by_name():
     domain, problem, plan = small_case("ferry")
-    with pytest.raises(ConfigError, match="style"):
-        obfuscate(domain, problem, plan, "odd", rng=random.Random(1))
-    with pytest.raises(ConfigError, match="mapping"):
-        obfuscate(domain, problem, plan, rng=random.Random(1), mapping={"car1": "x", "car2": "x"})
     with pytest.raises(PddlError):
         obfuscate(domain, problem[:-3], plan, rng=random.Random(1))
     for pools, named in (({"boat": ["b1"]}, "boat"), ({**DOMAINS["ferry"].pools, "shore": ["s1"]}, "shore")):
