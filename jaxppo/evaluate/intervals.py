@@ -110,31 +110,16 @@ def mean_interval(
         {"mean", "low", "high", "n"}; the interval of n = 1 is None, and the mean of n = 0, too.
     """
     n = len(values)
-    if n == 0:
-        return _mean_result(None, None, None, 0)
-    # fsum rounds once, so the mean does not depend on the order of the rows.
-    mean = math.fsum(values) / n
-    if n == 1:
-        return _mean_result(mean, None, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    spread = _t95(n - 1) * math.sqrt(variance) / math.sqrt(n)
-    low = max(bounds[0], mean - spread)
-    high = min(bounds[1], mean + spread)
-    return _mean_result(mean, low, high, n)
-
-
-def _mean_result(
-    mean: float | None,
-    low: float | None,
-    high: float | None,
-    n: int,
-) -> dict[str, Any]:
-    return {
-        "mean": mean,
-        "low": low,
-        "high": high,
-        "n": n,
-    }
+    result: dict[str, Any] = {"mean": None, "low": None, "high": None, "n": n}
+    if n > 0:
+        # fsum rounds once, so the mean does not depend on the order of the rows.
+        result["mean"] = mean = math.fsum(values) / n
+        if n > 1:
+            variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+            spread = _t95(n - 1) * math.sqrt(variance) / math.sqrt(n)
+            result["low"] = max(bounds[0], mean - spread)
+            result["high"] = min(bounds[1], mean + spread)
+    return result
 
 
 def interval_text(measured: Mapping[str, Any] | None, with_interval: bool = True) -> str:
@@ -220,7 +205,7 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
     """
     n = len(values)
     if n == 0:
-        return _mean_result(None, None, None, 0)
+        return {"mean": None, "low": None, "high": None, "n": 0}
     data = np.asarray(values, float)
     rng = np.random.default_rng(0)
     # All indices at once would take 80 kB a value. The
@@ -232,4 +217,4 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
         indices = rng.integers(0, n, (size, n))
         means.append(data[indices].mean(axis=1))
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return _mean_result(float(data.mean()), float(low), float(high), n)
+    return {"mean": float(data.mean()), "low": float(low), "high": float(high), "n": n}
