@@ -283,42 +283,31 @@ class _Evaluation:
                 f"plans of {source}" if self.validator else f"completions of {source}"
             )
             model = self._loaded.pop(source, None) or self._load(source)
+            evaluator = model.evaluator
             try:
                 # On the devices for its turn alone.
                 params = self._parallel.put(model.params)
                 for split, split_parts in parts.items():
                     with activity.show(f"evaluation of {split}"):
-                        part = self._predict_split(model.evaluator, params, split, seed)
-                        split_parts.append(part)
+                        if self.config.decoder == "reground":
+                            part = evaluator.predict_regrounded(params, split, seed)
+                        else:
+                            part = evaluator.predict(
+                                params,
+                                split,
+                                num_samples=self.config.num_samples,
+                                seed=seed,
+                                rows=evaluator.fixed[split],
+                            )
+                    split_parts.append(part)
             finally:
                 model.rewards.close()
         return {split: _join(split_parts) for split, split_parts in parts.items()}
 
-    def _predict_split(
-        self,
-        evaluator: Evaluator,
-        params: Params,
-        split: str,
-        seed: int,
-    ) -> Predictions:
-        if self.config.decoder == "reground":
-            return evaluator.predict_regrounded(params, split, seed)
-        rows = evaluator.fixed[split]
-        return evaluator.predict(
-            params,
-            split,
-            num_samples=self.config.num_samples,
-            seed=seed,
-            rows=rows,
-        )
 
-
-def _ids(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
-    """List split and id of all rows."""
-    ids = []
-    for split, split_rows in rows.items():
-        ids += [(split, row["id"]) for row in split_rows]
-    return ids
+def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
+    """List the ids of the rows of each split."""
+    return {split: [row["id"] for row in split_rows] for split, split_rows in rows.items()}
 
 
 def _methods(config: EvaluateConfig) -> list[Method]:

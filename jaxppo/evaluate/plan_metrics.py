@@ -48,18 +48,17 @@ class _ScoredRow(NamedTuple):
     """A row with the scores of each of its predictions, in their order."""
 
     row: JudgedRow
-    scores: Mapping[str, Sequence[float | None]]
+    scores: Sequence[Mapping[str, float | None]]
 
 
 def _score_row(row: JudgedRow) -> _ScoredRow:
     # Scored once: the same rows are measured for the split, for their domain and for two bins.
-    scores: dict[str, list[float | None]] = {}
-    for name, score in {**RATES, **FRACTIONS, "length_ratio": length_ratio}.items():
-        scores[name] = [score(row, prediction) for prediction in row.predictions]
-    # Four scores from one comparison with each reference.
-    overlaps_by_prediction = [overlaps(row, prediction) for prediction in row.predictions]
-    for name in OVERLAPS:
-        scores[name] = [values[name] for values in overlaps_by_prediction]
+    scorers = {**RATES, **FRACTIONS, "length_ratio": length_ratio}
+    scores = []
+    for prediction in row.predictions:
+        values = {name: score(row, prediction) for name, score in scorers.items()}
+        # Four scores from one comparison with each reference.
+        scores.append({**values, **overlaps(row, prediction)})
     return _ScoredRow(row, scores)
 
 
@@ -120,7 +119,7 @@ def _measured_scores(scored: Sequence[_ScoredRow], name: str) -> list[list[float
     """Return the scores of each row that has any."""
     scores = []
     for scored_row in scored:
-        values = [value for value in scored_row.scores[name] if value is not None]
+        values = [value for score in scored_row.scores if (value := score[name]) is not None]
         if values:
             scores.append(values)
     return scores

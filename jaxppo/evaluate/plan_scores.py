@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
+from jaxppo.planning.language.overlap import per_action
 from jaxppo.planning.language.plans import lccs_length, lcs_length
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
 
@@ -80,19 +81,15 @@ def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | N
         return best
     plan = judged.outcome.actions
     for reference in row.references:
-        longer = max(len(plan), len(reference))
         for name, length_of in (("lcs", lcs_length), ("lccs", lccs_length)):
             # Both take time that grows with the product of the
             # lengths; a plan equal to its reference needs neither.
             length = len(reference) if plan == reference else length_of(plan, reference)
-            best[name] = max(best[name], _fraction(length, longer))
+            best[name] = max(best[name], per_action(length, plan, reference, "max"))
             by_reference = f"{name}_by_reference"
-            best[by_reference] = max(best[by_reference], _fraction(length, len(reference)))
+            fraction = per_action(length, plan, reference, "reference")
+            best[by_reference] = max(best[by_reference], fraction)
     return best
-
-
-def _fraction(length: int, divisor: int) -> float:
-    return min(1.0, length / divisor) if divisor else 0.0
 
 
 def length_ratio(row: JudgedRow, judged: JudgedPrediction) -> float | None:

@@ -138,12 +138,6 @@ class _Card(NamedTuple):
 
 def _gpu(card: _Card, memory: int, bandwidth: float, links: float, network: float) -> Chip:
     """Return a GPU; bandwidths in GB/s."""
-    config = _gpu_config(card, memory, bandwidth * GB)
-    return Chip("gpu", card.name, memory, bandwidth * GB, links * GB, network * GB, config)
-
-
-def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
-    """Write the description of a card as XLA's GPU compiler reads it, a GpuTargetConfigProto."""
     facts = {
         "shared_memory_per_core": card.shared,
         "shared_memory_per_block_optin": card.shared_of_block,
@@ -151,14 +145,16 @@ def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
         "fpus_per_core": card.units,
         "clock_rate_ghz": card.clock_ghz,
         "l2_cache_size": card.cache,
-        "memory_bandwidth": int(bandwidth),
+        "memory_bandwidth": int(bandwidth * GB),
         "device_memory_size": memory,
     }
+    # As XLA's GPU compiler reads it, a GpuTargetConfigProto.
     fields = " ".join(f"{name}: {value}" for name, value in facts.items())
     capability = "cuda_compute_capability {{ major: {} minor: {} }}".format(*card.capability)
     library = "dnn_version_info { major: 9 minor: 10 patch: 0 }"
     device = f"gpu_device_info {{ {_EVERY_CARD} {fields} {capability} }}"
-    return f'{device} platform_name: "CUDA" {library} device_description_str: "{card.name}"'
+    config = f'{device} platform_name: "CUDA" {library} device_description_str: "{card.name}"'
+    return Chip("gpu", card.name, memory, bandwidth * GB, links * GB, network * GB, config)
 
 
 _A100 = _Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 41_943_040, 167_936, 166_912)
