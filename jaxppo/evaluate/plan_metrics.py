@@ -289,9 +289,7 @@ def summary_table(results: Results) -> tuple[list[dict[str, str]], tuple[str, ..
     )
 
     def cells(cell: Mapping[str, Any]) -> dict[str, str]:
-        texts = {"n": str(cell["rows"]), "valid": interval_text(cell["validity"])}
-        for column, name in _SHORT_COLUMNS.items():
-            texts[column] = interval_text(cell[name], with_interval=False)
+        texts = {"n": str(cell["rows"]), **cell_texts(cell)}
         if k > 1:
             texts[f"pass@{k}"] = interval_text(cell["pass_at_k"][str(k)], with_interval=False)
         return texts
@@ -299,6 +297,14 @@ def summary_table(results: Results) -> tuple[list[dict[str, str]], tuple[str, ..
     # pass@1 is the validity.
     columns = TABLE_COLUMNS if k == 1 else (*TABLE_COLUMNS, f"pass@{k}")
     return split_rows(results, cells), columns
+
+
+def cell_texts(cell: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a table's columns; a terminal has no room for more intervals than that of the validity."""
+    texts = {"valid": interval_text(cell["validity"])}
+    for column, name in _SHORT_COLUMNS.items():
+        texts[column] = interval_text(cell[name], with_interval=False)
+    return texts
 
 
 def split_rows(
