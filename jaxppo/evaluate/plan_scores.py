@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning.language.overlap import per_action
 from jaxppo.planning.language.plans import lccs_length, lcs_length
-from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
+from jaxppo.reward_functions import plan as plan_reward
 
 Score = Callable[[JudgedRow, JudgedPrediction], float | None]
 """Score of one prediction; None where it is not measured."""
@@ -37,16 +37,12 @@ def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
         return 0.0
     if judged.progress.goals is None:
         return _score_without_progress(judged)
-    # Without conditions there is no fraction.
-    goals = judged.progress.goals
-    if not goals:
-        return float(judged.progress.executable)
-    return (judged.progress.goals_reached or 0) / goals
+    return plan_reward.goal_fraction(judged.progress)
 
 
 def _score_without_progress(judged: JudgedPrediction) -> float | None:
     """Return 0 where the built-in validator gave up on a plan; None where it does not cover the domain."""
-    if judged.progress.error in VALIDATOR_FAILURES:
+    if judged.progress.error in plan_reward.VALIDATOR_FAILURES:
         return 0.0
     return None
 
