@@ -5,7 +5,7 @@ A new card or slice is a row of a table here. All bandwidths are in one directio
 
 import math
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxppo.errors import ConfigError
 
@@ -98,7 +98,6 @@ class Target(NamedTuple):
     topology: str  # as XLA names it
     devices: int
     per_host: int
-    options: tuple[tuple[str, Any], ...] = ()  # of the topology, beside its name
 
     @property
     def platform(self) -> str:
@@ -225,7 +224,4 @@ def _target(name: str, chip: str, topology: str) -> Target:
         if len(sizes) != 2:
             raise ConfigError(f"target: expected gpu:{chip}:HOSTSxDEVICES, got {name!r}")
         return Target(name, CHIPS[chip], f"1x{topology}", devices, sizes[1])
-    # libtpu takes a host to have 2 x 2 chips, and a
-    # smaller slice to be a mistake unless it is told.
-    alone = (("chips_per_host_bounds", (1, 1, 1)),) if devices == 1 else ()
-    return Target(name, CHIPS[chip], f"{chip}:{topology}", devices, min(4, devices), alone)
+    return Target(name, CHIPS[chip], f"{chip}:{topology}", devices, min(4, devices))
