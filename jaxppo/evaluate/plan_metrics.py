@@ -11,17 +11,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import comb, inf
 from statistics import fmean, stdev
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jaxppo.config import EvalConfig
 from jaxppo.evaluate.intervals import clustered_wilson, interval_text, mean_interval
-from jaxppo.evaluate.plan_scores import (
-    FRACTIONS,
-    OVERLAPS,
-    RATES,
-    length_ratio,
-    overlaps,
-)
+from jaxppo.evaluate.plan_scores import FRACTIONS, OVERLAPS, RATES
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
@@ -44,24 +38,6 @@ Results = Mapping[str, Mapping[str, Any]]
 # ------------------------------------------------------------------------------------------------------------ many rows
 
 
-class _ScoredRow(NamedTuple):
-    """A row with the scores of each of its predictions, in their order."""
-
-    row: JudgedRow
-    scores: Sequence[Mapping[str, float | None]]
-
-
-def _score_row(row: JudgedRow) -> _ScoredRow:
-    # Scored once: the same rows are measured for the split, for their domain and for two bins.
-    scorers = {**RATES, **FRACTIONS, "length_ratio": length_ratio}
-    scores = []
-    for prediction in row.predictions:
-        values = {name: score(row, prediction) for name, score in scorers.items()}
-        # Four scores from one comparison with each reference.
-        scores.append({**values, **overlaps(row, prediction)})
-    return _ScoredRow(row, scores)
-
-
 def measure(judged: Sequence[JudgedRow]) -> Measures:
     """Compute all measures of some rows.
 
@@ -72,27 +48,22 @@ def measure(judged: Sequence[JudgedRow]) -> Measures:
         "errors" {reason: predictions}; "mean_reward" and "validator_failed" (means over predictions); "rows" and
         "answers". A rate or mean that no row has is None. n counts problems.
     """
-    return _measure([_score_row(row) for row in judged])
-
-
-def _measure(scored: Sequence[_ScoredRow]) -> Measures:
-    rows = [scored_row.row for scored_row in scored]
-    outcomes = [prediction.outcome for prediction in _predictions(rows)]
+    outcomes = [prediction.outcome for prediction in _predictions(judged)]
     # No row at all gives means of 0, not an error: a split may be empty.
     count = max(1, len(outcomes))
     failures = sum(outcome.verdict.error in VALIDATOR_FAILURES for outcome in outcomes)
     return {
-        "rows": len(rows),
+        "rows": len(judged),
         "answers": len(outcomes),
-        **{name: _rate(scored, name) for name in RATES},
-        **{name: _mean(scored, name) for name in (*FRACTIONS, *OVERLAPS)},
+        **{name: _rate(judged, name) for name in RATES},
+        **{name: _mean(judged, name) for name in (*FRACTIONS, *OVERLAPS)},
         # A valid plan may be any times as long as the reference.
-        "length_ratio": _mean(scored, "length_ratio", inf),
-        "pass_at_k": _pass_at_k(rows),
-        "errors": error_counts(rows),
+        "length_ratio": _mean(judged, "length_ratio", inf),
+        "pass_at_k": _pass_at_k(judged),
+        "errors": error_counts(judged),
         "mean_reward": sum(outcome.reward for outcome in outcomes) / count,
         "validator_failed": failures / count,
-        **_seed_measures(rows),
+        **_seed_measures(judged),
     }
 
 
@@ -100,26 +71,26 @@ def _predictions(rows: Sequence[JudgedRow]) -> list[JudgedPrediction]:
     return list(chain.from_iterable(row.predictions for row in rows))
 
 
-def _rate(scored: Sequence[_ScoredRow], name: str) -> dict[str, float] | None:
-    scores = _measured_scores(scored, name)
+def _rate(rows: Sequence[JudgedRow], name: str) -> dict[str, float] | None:
+    scores = _measured_scores(rows, name)
     if not scores:
         return None
     successes = [int(sum(values)) for values in scores]
     return clustered_wilson(successes, list(map(len, scores)))
 
 
-def _mean(scored: Sequence[_ScoredRow], name: str, upper: float = 1.0) -> Measures | None:
-    scores = _measured_scores(scored, name)
+def _mean(rows: Sequence[JudgedRow], name: str, upper: float = 1.0) -> Measures | None:
+    scores = _measured_scores(rows, name)
     if not scores:
         return None
     return mean_interval(list(map(fmean, scores)), (0.0, upper))
 
 
-def _measured_scores(scored: Sequence[_ScoredRow], name: str) -> list[list[float]]:
+def _measured_scores(rows: Sequence[JudgedRow], name: str) -> list[list[float]]:
     """Return the scores of each row that has any."""
     scores = []
-    for scored_row in scored:
-        values = [value for score in scored_row.scores if (value := score[name]) is not None]
+    for row in rows:
+        values = [value for scores in row.scores if (value := scores[name]) is not None]
         if values:
             scores.append(values)
     return scores
@@ -216,23 +187,20 @@ def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDG
         as from `measure`.
     """
     EvalConfig(length_edges=tuple(edges))  # which checks them
-    scored = [_score_row(row) for row in judged]
-    measures = _measure(scored)
+    measures = measure(judged)
     # Sorted, as results must not depend on the order of the rows.
-    domains = sorted(grouped(scored, lambda scored_row: scored_row.row.row["domain"]).items())
+    domains = sorted(grouped(judged, lambda row: row.row["domain"]).items())
     measures["domains"] = {
-        name: _measure(rows) | {"bins": _measure_bins(rows, edges)} for name, rows in domains
+        name: measure(rows) | {"bins": _measure_bins(rows, edges)} for name, rows in domains
     }
-    measures["bins"] = _measure_bins(scored, edges)
+    measures["bins"] = _measure_bins(judged, edges)
     return measures
 
 
-def _measure_bins(scored: Sequence[_ScoredRow], edges: Sequence[int]) -> dict[str, Measures]:
+def _measure_bins(rows: Sequence[JudgedRow], edges: Sequence[int]) -> dict[str, Measures]:
     # In the order of the lengths, without bins that no row is in.
-    groups = grouped(
-        scored, lambda scored_row: bisect_right(edges, scored_row.row.reference_length)
-    )
-    return {_bin_name(edges, place): _measure(rows) for place, rows in sorted(groups.items())}
+    groups = grouped(rows, lambda row: bisect_right(edges, row.reference_length))
+    return {_bin_name(edges, place): measure(group) for place, group in sorted(groups.items())}
 
 
 def _bin_name(edges: Sequence[int], place: int) -> str:

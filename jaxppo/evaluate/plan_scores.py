@@ -1,17 +1,20 @@
 """Score one prediction for a planning problem by each measure."""
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning.language.overlap import per_action
 from jaxppo.planning.language.plans import lccs_length, lcs_length
 from jaxppo.reward_functions import plan as plan_reward
 
-Score = Callable[[JudgedRow, JudgedPrediction], float | None]
+if TYPE_CHECKING:
+    from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
+
+Score = Callable[["JudgedRow", "JudgedPrediction"], float | None]
 """Score of one prediction; None where it is not measured."""
 
 
-def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def prefix_fraction(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return steps carried out from the start / steps of the plan: 1 exactly for executable plans, also the empty one.
 
     0 for text that is no plan; None where the built-in validator does not cover the domain.
@@ -27,7 +30,7 @@ def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     return (judged.progress.executed_steps or 0) / steps
 
 
-def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def goal_fraction(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return conditions of the goal that hold where the plan stops / conditions that the goal joins by `and`.
 
     A plan stops at its end or before the first step that cannot be carried out. 0 for text that is no plan,
@@ -40,7 +43,7 @@ def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     return plan_reward.goal_fraction(judged.progress)
 
 
-def _score_without_progress(judged: JudgedPrediction) -> float | None:
+def _score_without_progress(judged: "JudgedPrediction") -> float | None:
     """Return 0 where the built-in validator gave up on a plan; None where it does not cover the domain."""
     if judged.progress.error in plan_reward.VALIDATOR_FAILURES:
         return 0.0
@@ -50,7 +53,7 @@ def _score_without_progress(judged: JudgedPrediction) -> float | None:
 OVERLAPS: tuple[str, ...] = ("lcs", "lccs", "lcs_by_reference", "lccs_by_reference")
 
 
-def exact_match(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def exact_match(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return whether the plan is a reference; None where none is known."""
     if not row.references:
         return None
@@ -58,7 +61,7 @@ def exact_match(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     return judged.is_readable and judged.outcome.actions in row.references
 
 
-def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | None]:
+def overlaps(row: "JudgedRow", judged: "JudgedPrediction") -> Mapping[str, float | None]:
     """Return the steps in common with the reference plan (of several the best), as a fraction of a plan's length.
 
     LCS is the longest common subsequence (gaps allowed), LCCS the longest common contiguous run; divided by max(|plan|,
@@ -88,14 +91,14 @@ def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | N
     return best
 
 
-def length_ratio(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def length_ratio(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return steps of a valid plan / steps of the shortest reference; None for others and for an empty reference."""
     if not judged.outcome.verdict.valid or not row.reference_length:
         return None
     return len(judged.outcome.actions) / row.reference_length
 
 
-def quality(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def quality(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return C* / C of a valid plan with cost C, at most 1; 0 for any other. None where C* or C is not known.
 
     C is the value of the problem's metric, or the number of steps where there is none; C* is the best cost known: that
@@ -132,3 +135,11 @@ FRACTIONS: Mapping[str, Score] = {
     "quality": quality,
 }
 """Numbers in [0, 1], as are `overlaps`."""
+
+
+def scores_of(row: "JudgedRow", judged: "JudgedPrediction") -> Mapping[str, float | None]:
+    """Return all scores of a prediction by name: `RATES`, `FRACTIONS`, `OVERLAPS` and "length_ratio"."""
+    scorers = {**RATES, **FRACTIONS, "length_ratio": length_ratio}
+    scores = {name: score(row, judged) for name, score in scorers.items()}
+    # Four scores from one comparison with each reference.
+    return {**scores, **overlaps(row, judged)}
