@@ -373,13 +373,14 @@ def _write(
 ) -> None:
     """Write all files; `eval.json` comes last, as it marks the evaluation as finished."""
     model = methods[0]
-    compared = methods[1] if len(methods) > 1 else None
     write_jsonl(model.records, folder / SAMPLES_FILE)
     content: dict[str, Any] = dict(model.results)
-    if compared is not None:
+    other: dict[str, Any] = {}
+    for compared in methods[1:]:
         write_jsonl(compared.records, folder / COMPARED_FILE)
         content["comparison"] = comparison
         content["compared_with"] = {"label": compared.label, "results": compared.results}
+        other = {"other": compared.results, "other_label": compared.label}
     # The page shows plans step by step, which other data do not have.
     if model.judged:
         write_page(
@@ -388,10 +389,9 @@ def _write(
             folder / PAGE_FILE,
             title=f"{model.label} on {config.data.dataset}",
             label=model.label,
-            other=None if compared is None else compared.results,
-            other_label="" if compared is None else compared.label,
             comparison=comparison,
             note=_page_note(config, validator),
+            **other,
         )
     run_folder.write_json(folder / run_folder.EVAL_FILE, content)
 

@@ -112,9 +112,7 @@ def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, 
     for split, pairs in splits.items():
         domains = grouped(pairs, lambda pair: pair[0].row["domain"])
         results[split] = _compare_pairs(pairs)
-        results[split]["domains"] = {}
-        for domain, domain_pairs in domains.items():
-            results[split]["domains"][domain] = _compare_pairs(domain_pairs)
+        results[split]["domains"] = {name: _compare_pairs(group) for name, group in domains.items()}
     return results
 
 

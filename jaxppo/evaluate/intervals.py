@@ -31,16 +31,14 @@ def wilson(successes: float, n: int) -> dict[str, float]:
 
     Source: Wilson 1927; Brown, Cai and DasGupta 2001.
     """
-    if n == 0:
-        return {
-            "rate": 0.0,
-            "low": 0.0,
-            "high": 1.0,
-            "n": 0,
-        }
-    low, high = _wilson_bounds(successes / n, n)
+    rate = 0.0
+    low = 0.0
+    high = 1.0
+    if n > 0:
+        rate = successes / n
+        low, high = _wilson_bounds(rate, n)
     return {
-        "rate": successes / n,
+        "rate": rate,
         "low": low,
         "high": high,
         "n": n,
@@ -110,7 +108,12 @@ def mean_interval(
         {"mean", "low", "high", "n"}; the interval of n = 1 is None, and the mean of n = 0, too.
     """
     n = len(values)
-    result: dict[str, Any] = {"mean": None, "low": None, "high": None, "n": n}
+    result: dict[str, Any] = {
+        "mean": None,
+        "low": None,
+        "high": None,
+        "n": n,
+    }
     if n > 0:
         # fsum rounds once, so the mean does not depend on the order of the rows.
         result["mean"] = mean = math.fsum(values) / n
@@ -205,7 +208,12 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
     """
     n = len(values)
     if n == 0:
-        return {"mean": None, "low": None, "high": None, "n": 0}
+        return {
+            "mean": None,
+            "low": None,
+            "high": None,
+            "n": 0,
+        }
     data = np.asarray(values, float)
     rng = np.random.default_rng(0)
     # All indices at once would take 80 kB a value. The
@@ -217,4 +225,9 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
         indices = rng.integers(0, n, (size, n))
         means.append(data[indices].mean(axis=1))
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return {"mean": float(data.mean()), "low": float(low), "high": float(high), "n": n}
+    return {
+        "mean": float(data.mean()),
+        "low": float(low),
+        "high": float(high),
+        "n": n,
+    }
