@@ -375,12 +375,12 @@ def _write(
     model = methods[0]
     write_jsonl(model.records, folder / SAMPLES_FILE)
     content: dict[str, Any] = dict(model.results)
-    other: dict[str, Any] = {}
+    page_options: dict[str, Any] = {}
     for compared in methods[1:]:
         write_jsonl(compared.records, folder / COMPARED_FILE)
         content["comparison"] = comparison
         content["compared_with"] = {"label": compared.label, "results": compared.results}
-        other = {"other": compared.results, "other_label": compared.label}
+        page_options = {"other": compared.results, "other_label": compared.label}
     # The page shows plans step by step, which other data do not have.
     if model.judged:
         write_page(
@@ -391,7 +391,7 @@ def _write(
             label=model.label,
             comparison=comparison,
             note=_page_note(config, validator),
-            **other,
+            **page_options,
         )
     run_folder.write_json(folder / run_folder.EVAL_FILE, content)
 
