@@ -256,7 +256,7 @@ class _Evaluation:
             self.config.data.system_prompt,
         )
         validator = self.validator or plan.default_validator()
-        context = registry.Context(validator, load_model=load_model)
+        context = registry.Context(load_model, validator)
         rewards = registry.make_rewards(self.config.reward, context)
         registry.tell_inputs(self._console.print, rewards)
         evaluator = make_evaluator(

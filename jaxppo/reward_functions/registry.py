@@ -42,16 +42,16 @@ class Context(NamedTuple):
     """What a run has for its reward functions, beside their settings.
 
     Attributes:
+        load_model: reads the reward model.
         validator: who judges plans.
         seed: of the audit's sample.
         folder: run folder, for disagreements that an audit finds; None: they are only counted.
-        load_model: reads the reward model; None where no model can be computed.
     """
 
+    load_model: ModelLoader
     validator: str = "builtin"
     seed: int = 0
     folder: Path | None = None
-    load_model: ModelLoader | None = None
 
 
 # --- the functions of our own
@@ -87,8 +87,6 @@ def _plan(config: RewardConfig, run: Context) -> RewardFunction:
 
 
 def _model(config: RewardConfig, run: Context) -> RewardFunction:
-    if run.load_model is None:
-        raise ConfigError("reward_funcs: expected no reward model here, got 'model'")
     assert config.reward_model_path is not None
     return run.load_model(config.reward_model_path)
 
@@ -152,18 +150,17 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
             require((value is not None) == is_used, built_in.setting, rule, value)
 
 
-def make_rewards(config: RewardConfig, run: Context | None = None) -> Rewards:
+def make_rewards(config: RewardConfig, run: Context) -> Rewards:
     """Make the reward functions of a configuration.
 
     Args:
         config: which functions, and their settings.
-        run: what the run has for them; default: nothing.
+        run: what the run has for them.
 
     Raises:
         ConfigError: see `check`, or a function cannot be found.
     """
     check(config)
-    run = run or Context()
     rewards = []
     for name, weight in _weighted_names(config):
         timeout_s = config.reward_timeout_s
