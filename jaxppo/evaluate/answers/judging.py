@@ -230,22 +230,16 @@ def rows_of(judgements: Sequence[Judgement], problems: Problems) -> dict[str, li
         lambda judgement: (
             judgement.answer.model,
             judgement.answer.prompt,
-            judgement.task.domain,
             id(judgement.task),
         ),
     )
     rows: dict[str, list[JudgedRow]] = {}
-    for (model, prompt, domain, _), group in groups.items():
-        rows.setdefault(model, []).append(_row(prompt, domain, group, problems))
+    for (model, _, _), group in groups.items():
+        rows.setdefault(model, []).append(_row(group, problems))
     return rows
 
 
-def _row(
-    prompt: str,
-    domain: str,
-    judgements: Sequence[Judgement],
-    problems: Problems,
-) -> JudgedRow:
+def _row(judgements: Sequence[Judgement], problems: Problems) -> JudgedRow:
     task = judgements[0].task
     references: dict[tuple[str, ...], None] = {}
     for judgement in judgements:
@@ -253,8 +247,8 @@ def _row(
             references[problems.reference(task, judgement.answer.reference)] = None
     row = {
         "id": task.id,
-        "split": prompt,
-        "domain": domain,
+        "split": judgements[0].answer.prompt,
+        "domain": task.domain,
         "domain_pddl": task.domain_pddl,
         "problem_pddl": task.problem_pddl,
         "reference_plan": [list(plan) for plan in references if plan] or None,
