@@ -377,7 +377,7 @@ def _train(
     trackers = run.trackers
     train_pairs = splits[config.train_split].pairs
     num_steps = config.num_updates(len(train_pairs))
-    scorer = RowScorer(learner.model, parallel, config.eval_batch_size, learner.model.max_length)
+    scorer = RowScorer(learner.model, parallel, config.eval_batch_size)
 
     def evaluate(params: Params) -> dict[str, dict[str, Any]]:
         results = {}

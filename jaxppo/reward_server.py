@@ -406,9 +406,7 @@ def make_function(config: RewardServerConfig) -> Callable[..., Any]:
     """Make the one function of `reward_funcs`; its weight and its failures are up to the client."""
     check(config.reward, config.validator)
     load_model = text_reward_model_loader(DataParallel())
-    (reward,) = make_rewards(
-        config.reward, Context(config.validator, load_model=load_model)
-    ).rewards
+    (reward,) = make_rewards(config.reward, Context(load_model, config.validator)).rewards
     return reward.function
 
 

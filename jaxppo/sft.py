@@ -381,7 +381,7 @@ def _make_evaluator(
         inputs.model.source.eos_ids(inputs.template.end_id),
         config.data.system_prompt,
     )
-    rewards = registry.make_rewards(config.reward, registry.Context(load_model=load_model))
+    rewards = registry.make_rewards(config.reward, registry.Context(load_model))
     return make_evaluator(config, inputs.model, start.tokenizer, parallel, rewards)
 
 

@@ -246,7 +246,7 @@ def _rewards(
         learner.end_ids,
         config.data.system_prompt,
     )
-    context = registry.Context(config.validator, config.run.seed, folder, load_model)
+    context = registry.Context(load_model, config.validator, config.run.seed, folder)
     return registry.make_rewards(config.reward, context)
 
 

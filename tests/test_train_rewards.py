@@ -183,8 +183,9 @@ def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
     settings = {"reward_funcs": ("model", "plan"), "reward_weights": (0.1, 1.0), "use_score_scaling": True}
     folder = run(**settings, reward_model_path=str(reward_model))
     policy = hf.load_policy(ONE_LAYER)
-    learned = reward_model_loader(policy.config, policy.params, policy.tokenizer, DataParallel())(str(reward_model))
     encode, eos = policy.tokenizer.encode, policy.tokenizer.eos_token_id
+    load = reward_model_loader(policy.config, policy.params, policy.tokenizer, DataParallel(), (eos,), None)
+    learned = load(str(reward_model))
     for record, samples in records_and_samples(folder):
         texts = [sample["completion"] for sample in samples]
         cut = [encode(text) for text in texts]

@@ -51,12 +51,13 @@ PROBES: dict[str, dict[str, Probe]] = {
 """All checks, in groups."""
 
 
-def examine(groups: dict[str, dict[str, Probe]]) -> Iterator[tuple[str, Check]]:
+def examine() -> Iterator[tuple[str, Check]]:
     """Yield every check with the title of its group as soon as it is made, without secrets.
 
     Secrets are known only once the settings can be imported. Where they cannot, only the packages are checked, which
     show none.
     """
+    groups = PROBES
     try:
         from jaxppo.config.redact import redact
     except ImportError as error:
@@ -87,13 +88,13 @@ def _guarded(name: str, probe: Probe) -> Iterator[Check]:
         yield Check(name, "failed", reason_of(error), REPORT_IT)
 
 
-def print_report(groups: dict[str, dict[str, Probe]]) -> bool:
+def print_report() -> bool:
     """Print every check and the extras; return whether all that is required works."""
     # A terminal's width is for people; what is written to a file is the same everywhere.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     current = None
     statuses = []
-    for title, check in examine(groups):
+    for title, check in examine():
         if title != current:
             print(title if current is None else f"\n{title}")
             current = title
@@ -127,11 +128,11 @@ def _extras_table() -> str:
     return "\n".join(f"  {commands[extra]:{width}}  {EXTRAS[extra]}" for extra in EXTRAS)
 
 
-def print_json(groups: dict[str, dict[str, Probe]]) -> bool:
+def print_json() -> bool:
     """Print every check as one JSON object; return whether all that is required works."""
     findings = []
     works = True
-    for title, check in examine(groups):
+    for title, check in examine():
         works = works and check.status != "failed"
         findings.append(
             {
@@ -159,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     json_help = "print one JSON object, for bug reports; without secrets"
     parser.add_argument("--json", action="store_true", help=json_help)
     options = parser.parse_args(arguments)
-    works = print_json(PROBES) if options.json else print_report(PROBES)
+    works = print_json() if options.json else print_report()
     sys.exit(0 if works else 1)
 
 

@@ -256,7 +256,7 @@ class _Evaluation:
             self.config.data.system_prompt,
         )
         validator = self.validator or plan.default_validator()
-        context = registry.Context(validator, load_model=load_model)
+        context = registry.Context(load_model, validator)
         rewards = registry.make_rewards(self.config.reward, context)
         registry.tell_inputs(self._console.print, rewards)
         evaluator = make_evaluator(
@@ -283,42 +283,31 @@ class _Evaluation:
                 f"plans of {source}" if self.validator else f"completions of {source}"
             )
             model = self._loaded.pop(source, None) or self._load(source)
+            evaluator = model.evaluator
             try:
                 # On the devices for its turn alone.
                 params = self._parallel.put(model.params)
                 for split, split_parts in parts.items():
                     with activity.show(f"evaluation of {split}"):
-                        part = self._predict_split(model.evaluator, params, split, seed)
-                        split_parts.append(part)
+                        if self.config.decoder == "reground":
+                            part = evaluator.predict_regrounded(params, split, seed)
+                        else:
+                            part = evaluator.predict(
+                                params,
+                                split,
+                                num_samples=self.config.num_samples,
+                                seed=seed,
+                                rows=evaluator.fixed[split],
+                            )
+                    split_parts.append(part)
             finally:
                 model.rewards.close()
         return {split: _join(split_parts) for split, split_parts in parts.items()}
 
-    def _predict_split(
-        self,
-        evaluator: Evaluator,
-        params: Params,
-        split: str,
-        seed: int,
-    ) -> Predictions:
-        if self.config.decoder == "reground":
-            return evaluator.predict_regrounded(params, split, seed)
-        rows = evaluator.fixed[split]
-        return evaluator.predict(
-            params,
-            split,
-            num_samples=self.config.num_samples,
-            seed=seed,
-            rows=rows,
-        )
 
-
-def _ids(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
-    """List split and id of all rows."""
-    ids = []
-    for split, split_rows in rows.items():
-        ids += [(split, row["id"]) for row in split_rows]
-    return ids
+def _ids(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
+    """List the ids of the rows of each split."""
+    return {split: [row["id"] for row in split_rows] for split, split_rows in rows.items()}
 
 
 def _methods(config: EvaluateConfig) -> list[Method]:
@@ -384,13 +373,14 @@ def _write(
 ) -> None:
     """Write all files; `eval.json` comes last, as it marks the evaluation as finished."""
     model = methods[0]
-    compared = methods[1] if len(methods) > 1 else None
     write_jsonl(model.records, folder / SAMPLES_FILE)
     content: dict[str, Any] = dict(model.results)
-    if compared is not None:
+    page_options: dict[str, Any] = {}
+    for compared in methods[1:]:
         write_jsonl(compared.records, folder / COMPARED_FILE)
         content["comparison"] = comparison
         content["compared_with"] = {"label": compared.label, "results": compared.results}
+        page_options = {"other": compared.results, "other_label": compared.label}
     # The page shows plans step by step, which other data do not have.
     if model.judged:
         write_page(
@@ -399,10 +389,9 @@ def _write(
             folder / PAGE_FILE,
             title=f"{model.label} on {config.data.dataset}",
             label=model.label,
-            other=None if compared is None else compared.results,
-            other_label="" if compared is None else compared.label,
             comparison=comparison,
             note=_page_note(config, validator),
+            **page_options,
         )
     run_folder.write_json(folder / run_folder.EVAL_FILE, content)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from jaxppo.errors import DataError
 from jaxppo.evaluate.intervals import (
@@ -29,11 +29,8 @@ TESTS: Mapping[str, str] = {
 """The tests that a comparison may use, in words."""
 
 
-class _Pair(NamedTuple):
-    """The predictions of both models for a row."""
-
-    a: JudgedRow
-    b: JudgedRow
+_Pair = tuple[JudgedRow, JudgedRow]
+"""The predictions of both models, A and B, for a row."""
 
 
 def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
@@ -66,14 +63,14 @@ def compare(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, Any]:
 
 def _compare_pairs(pairs: Sequence[_Pair]) -> dict[str, Any]:
     # In fractions of a row's predictions, so that a row counts once however many samples it has.
-    differences = [_success_rate(pair.b) - _success_rate(pair.a) for pair in pairs]
+    differences = [_success_rate(b) - _success_rate(a) for a, b in pairs]
     a_better = sum(difference < 0 for difference in differences)
     b_better = sum(difference > 0 for difference in differences)
     test = _choose_test(pairs)
     return {
         "n": len(pairs),
-        "a": _validity([pair.a for pair in pairs]),
-        "b": _validity([pair.b for pair in pairs]),
+        "a": _validity([a for a, _ in pairs]),
+        "b": _validity([b for _, b in pairs]),
         "difference": bootstrap_mean(differences),
         "a_better": a_better,
         "b_better": b_better,
@@ -98,10 +95,10 @@ def _validity(rows: Sequence[JudgedRow]) -> dict[str, float]:
     return clustered_wilson(num_valid, num_predictions)
 
 
-def _choose_test(pairs: Sequence[_Pair]) -> Literal["mcnemar", "sign", "z"]:
+def _choose_test(pairs: Sequence[_Pair]) -> str:
     # With the same number of predictions on both sides,
     # neither side is favoured by chance in more rows.
-    sizes = {(len(pair.a.predictions), len(pair.b.predictions)) for pair in pairs}
+    sizes = {(len(a.predictions), len(b.predictions)) for a, b in pairs}
     if any(size_a != size_b for size_a, size_b in sizes):
         return "z"
     return "mcnemar" if sizes <= {(1, 1)} else "sign"
@@ -111,13 +108,11 @@ def compare_splits(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> dict[str, 
     """Return `compare` for each split, and within it under "domains" for each domain."""
     results = {}
     # Paired before they are grouped: rows that one side lacks are an error, whatever their split.
-    splits = grouped(_pair_rows(a, b), lambda pair: pair.a.row["split"])
+    splits = grouped(_pair_rows(a, b), lambda pair: pair[0].row["split"])
     for split, pairs in splits.items():
-        domains = grouped(pairs, lambda pair: pair.a.row["domain"])
+        domains = grouped(pairs, lambda pair: pair[0].row["domain"])
         results[split] = _compare_pairs(pairs)
-        results[split]["domains"] = {}
-        for domain, domain_pairs in domains.items():
-            results[split]["domains"][domain] = _compare_pairs(domain_pairs)
+        results[split]["domains"] = {name: _compare_pairs(group) for name, group in domains.items()}
     return results
 
 
@@ -154,7 +149,7 @@ def _pair_rows(a: Sequence[JudgedRow], b: Sequence[JudgedRow]) -> list[_Pair]:
         raise DataError(
             f"compare: expected the same rows on both sides, got {len(unpaired)} on one alone, such as {example}"
         )
-    return [_Pair(row, rows_b[key]) for key, row in rows_a.items()]
+    return [(row, rows_b[key]) for key, row in rows_a.items()]
 
 
 # ------------------------------------------------------------------------------------------------------------- terminal

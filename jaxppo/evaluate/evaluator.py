@@ -435,7 +435,8 @@ def results_of(
     if mean_tokens:
         results["mean_tokens"] = fmean(mean_tokens)
     if predicted.scores is not None:
-        results |= _reward_results(predicted.scores)
+        interval = mean_interval(_row_means(predicted.scores))
+        results |= {"mean_reward": interval["mean"], "reward": interval}
     return results, judged
 
 
@@ -467,12 +468,6 @@ def samples_of(
             sample["score"] = predicted.scores[i][0]
         samples.append(sample)
     return samples
-
-
-def _reward_results(scores: Sequence[Sequence[float | None]]) -> Measures:
-    """Compute the mean over rows of their average score, with its interval; what has no score is left out."""
-    reward = mean_interval(_row_means(scores))
-    return {"mean_reward": reward["mean"], "reward": reward}
 
 
 def _row_means(values: Iterable[Sequence[float | None]]) -> list[float]:

@@ -10,7 +10,6 @@ Source: regrounding of SymTED, arXiv:2508.07743 (2025).
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -64,7 +63,7 @@ def decode_regrounded(
         questions = [rollout.ask() for rollout in unfinished]
         encoded = data.encode_prompts(
             decoder.tokenizer,
-            [question.row for question in questions],
+            questions,
             max_prompt_length,
             template=decoder.template,
         )
@@ -73,9 +72,9 @@ def decode_regrounded(
         draws = np.zeros((len(encoded), decoder.length), np.float32)
         completions = decoder(params, encoded, draws)
         still_unfinished = []
-        for rollout, question, completion in zip(unfinished, questions, completions, strict=True):
+        for rollout, completion in zip(unfinished, completions, strict=True):
             rollout.tokens += len(completion.ids)
-            goes_on = rollout.advance(completion.text, question.names)
+            goes_on = rollout.advance(completion.text)
             # A plan that would not fit into a completion ends
             # here, as a plain decoder would have cut it.
             if goes_on and rollout.completion_length(decoder) < decoder.length:
@@ -83,13 +82,6 @@ def decode_regrounded(
         unfinished = still_unfinished
     # The decoder ends each plan itself.
     return [Prediction(rollout.text, True, seed, tokens=rollout.tokens) for rollout in rollouts]
-
-
-class _Question(NamedTuple):
-    """A problem for the model, and {name in its prompt: object of the row} where the names differ."""
-
-    row: Row
-    names: Mapping[str, str]
 
 
 class _PlanRollout:
@@ -103,6 +95,8 @@ class _PlanRollout:
         self.plan: list[Action] = []
         self.tokens = 0
         self._is_numbered = is_numbered(row)
+        # {name in the latest prompt: object of the row}, where the names differ
+        self._names: Mapping[str, str] = {}
 
     @property
     def text(self) -> str:
@@ -111,26 +105,25 @@ class _PlanRollout:
             self.plan, self.row["prompt_style"], self.row["domain_pddl"]
         )
 
-    def ask(self) -> _Question:
+    def ask(self) -> Row:
         """Return the problem of reaching the goal from the current state."""
         row = self.row
         if not self.plan:
-            return _Question(row, {})
+            return row
         problem = from_state(row["problem_pddl"], self.state)
-        names: Mapping[str, str] = {}
         if self._is_numbered:
             # Row and step alone decide the numbers, so a
             # plan does not depend on the rows beside it.
             rng = random.Random(f"{row['id']}/{len(self.plan)}")
             problem, numbers = numbered_problem(row | {"problem_pddl": problem}, rng)
-            names = inverse(numbers)
+            self._names = inverse(numbers)
         prompt = prompts.render_prompt(row["domain_pddl"], problem, row["prompt_style"])
         later = row | {"problem_pddl": problem, "prompt": prompt}
         # Messages would be preferred to the prompt, and they are about the first state.
         later.pop("messages", None)
-        return _Question(later, names)
+        return later
 
-    def advance(self, completion: str, names: Mapping[str, str]) -> bool:
+    def advance(self, completion: str) -> bool:
         """Carry out the first action of a completion; returns whether more actions are needed and possible."""
         parsed = prompts.parse_completion(
             completion, self.row["prompt_style"], self.row["domain_pddl"]
@@ -138,7 +131,7 @@ class _PlanRollout:
         if not parsed.actions:
             return False
         # Only the first action counts: the model is asked again from the state after it.
-        [action] = rename_plan(parsed.actions[:1], names)
+        [action] = rename_plan(parsed.actions[:1], self._names)
         self.plan.append(action)
         # An action that cannot be carried out stays in the plan, which is judged as it was written.
         state = self.space.successor(self.state, action)

@@ -5,7 +5,6 @@ alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,56 +97,45 @@ class ReferenceLoss:
         # The longest first: rows of like length share a batch, and
         # the batch that is filled up with padding is a short one.
         remaining = sorted(rows, key=lambda row: row.length, reverse=True)
+        # A row without a completion adds nothing.
+        empty_row = EncodedRow([self._pad_id], [])
+
+        def next_length() -> int:
+            return data.padded_size(remaining[0].length, self._model.max_length)
+
+        def rows_at_once() -> int:
+            return self._rows_at_once(len(rows), next_length())
+
+        # Where memory runs out, `_halving` calls this again, and it takes fewer rows.
+        def compute_next() -> tuple[float, int]:
+            size = rows_at_once()
+            batch = remaining[:size]
+            filled = [*batch, *[empty_row] * (size - len(batch))]
+            length = next_length()
+            sequences = data.packed(filled, length, min(length, completion_length), self._pad_id)
+            learned = sequences.loss_mask
+            if learned is None:
+                learned = sequences.completion_mask
+            # Every token's share of the mean over the whole split: the sum over
+            # batches and devices is that mean, however the rows are cut into them.
+            weights = np.asarray(learned, np.float32) / num_tokens
+            inputs = (sequences._replace(loss_mask=None), weights)
+
+            def compute() -> float:
+                share = self._program(params, *self._parallel.put(inputs, 0))
+                return float(self._parallel.to_host(share))
+
+            return activity.run_interruptibly(compute), len(batch)
+
         loss = 0.0
         with activity.show("held-out loss", len(rows), compiles=True) as progress:
             while remaining:
                 preemption.check()
-                length = data.padded_size(remaining[0].length, self._model.max_length)
-                rows_at_once = partial(self._rows_at_once, len(rows), length)
-                # Where memory runs out, `_halving` calls this again, for fewer rows.
-                compute = partial(
-                    self._first_rows,
-                    params,
-                    remaining,
-                    rows_at_once,
-                    (length, min(length, completion_length)),
-                    num_tokens,
-                )
-                part, count = self._halving.repeated(compute, rows_at_once)
+                part, count = self._halving.repeated(compute_next, rows_at_once)
                 loss += part
                 remaining = remaining[count:]
                 progress.done += count
         return loss
-
-    def _first_rows(
-        self,
-        params: Params,
-        rows: Sequence[EncodedRow],
-        rows_at_once: Callable[[], int],
-        lengths: tuple[int, int],
-        num_tokens: int,
-    ) -> tuple[float, int]:
-        """Compute what as many of the rows as fit add to the mean of their split, and return how many they are."""
-        size = rows_at_once()
-        batch = list(rows[:size])
-        # A row without a completion adds nothing.
-        empty_row = EncodedRow([self._pad_id], [])
-        sequences = data.packed(
-            [*batch, *[empty_row] * (size - len(batch))], *lengths, self._pad_id
-        )
-        learned = sequences.loss_mask
-        if learned is None:
-            learned = sequences.completion_mask
-        # Every token's share of the mean over the whole split: the sum over
-        # batches and devices is that mean, however the rows are cut into them.
-        weights = np.asarray(learned, np.float32) / num_tokens
-        inputs = (sequences._replace(loss_mask=None), weights)
-
-        def compute() -> float:
-            share = self._program(params, *self._parallel.put(inputs, 0))
-            return float(self._parallel.to_host(share))
-
-        return activity.run_interruptibly(compute), len(batch)
 
     def _share_of_loss(self, params: Params, rows: Sequences, weights: Array) -> Array:
         """Compute what a batch adds to the mean of its split, all devices together: []."""

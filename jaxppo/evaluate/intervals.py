@@ -31,16 +31,14 @@ def wilson(successes: float, n: int) -> dict[str, float]:
 
     Source: Wilson 1927; Brown, Cai and DasGupta 2001.
     """
-    if n == 0:
-        return {
-            "rate": 0.0,
-            "low": 0.0,
-            "high": 1.0,
-            "n": 0,
-        }
-    low, high = _wilson_bounds(successes / n, n)
+    rate = 0.0
+    low = 0.0
+    high = 1.0
+    if n > 0:
+        rate = successes / n
+        low, high = _wilson_bounds(rate, n)
     return {
-        "rate": successes / n,
+        "rate": rate,
         "low": low,
         "high": high,
         "n": n,
@@ -110,31 +108,21 @@ def mean_interval(
         {"mean", "low", "high", "n"}; the interval of n = 1 is None, and the mean of n = 0, too.
     """
     n = len(values)
-    if n == 0:
-        return _mean_result(None, None, None, 0)
-    # fsum rounds once, so the mean does not depend on the order of the rows.
-    mean = math.fsum(values) / n
-    if n == 1:
-        return _mean_result(mean, None, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    spread = _t95(n - 1) * math.sqrt(variance) / math.sqrt(n)
-    low = max(bounds[0], mean - spread)
-    high = min(bounds[1], mean + spread)
-    return _mean_result(mean, low, high, n)
-
-
-def _mean_result(
-    mean: float | None,
-    low: float | None,
-    high: float | None,
-    n: int,
-) -> dict[str, Any]:
-    return {
-        "mean": mean,
-        "low": low,
-        "high": high,
+    result: dict[str, Any] = {
+        "mean": None,
+        "low": None,
+        "high": None,
         "n": n,
     }
+    if n > 0:
+        # fsum rounds once, so the mean does not depend on the order of the rows.
+        result["mean"] = mean = math.fsum(values) / n
+        if n > 1:
+            variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+            spread = _t95(n - 1) * math.sqrt(variance) / math.sqrt(n)
+            result["low"] = max(bounds[0], mean - spread)
+            result["high"] = min(bounds[1], mean + spread)
+    return result
 
 
 def interval_text(measured: Mapping[str, Any] | None, with_interval: bool = True) -> str:
@@ -220,7 +208,12 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
     """
     n = len(values)
     if n == 0:
-        return _mean_result(None, None, None, 0)
+        return {
+            "mean": None,
+            "low": None,
+            "high": None,
+            "n": 0,
+        }
     data = np.asarray(values, float)
     rng = np.random.default_rng(0)
     # All indices at once would take 80 kB a value. The
@@ -232,4 +225,9 @@ def bootstrap_mean(values: Sequence[float]) -> dict[str, Any]:
         indices = rng.integers(0, n, (size, n))
         means.append(data[indices].mean(axis=1))
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    return _mean_result(float(data.mean()), float(low), float(high), n)
+    return {
+        "mean": float(data.mean()),
+        "low": float(low),
+        "high": float(high),
+        "n": n,
+    }

@@ -8,22 +8,14 @@ denominator.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from math import comb, inf
 from statistics import fmean, stdev
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jaxppo.config import EvalConfig
-from jaxppo.errors import ConfigError
 from jaxppo.evaluate.intervals import clustered_wilson, interval_text, mean_interval
-from jaxppo.evaluate.plan_scores import (
-    FRACTIONS,
-    OVERLAPS,
-    RATES,
-    length_ratio,
-    overlaps,
-)
+from jaxppo.evaluate.plan_scores import FRACTIONS, OVERLAPS, RATES
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
@@ -46,25 +38,6 @@ Results = Mapping[str, Mapping[str, Any]]
 # ------------------------------------------------------------------------------------------------------------ many rows
 
 
-class _ScoredRow(NamedTuple):
-    """A row with the scores of each of its predictions, in their order."""
-
-    row: JudgedRow
-    scores: Mapping[str, Sequence[float | None]]
-
-
-def _score_row(row: JudgedRow) -> _ScoredRow:
-    # Scored once: the same rows are measured for the split, for their domain and for two bins.
-    scores: dict[str, list[float | None]] = {}
-    for name, score in {**RATES, **FRACTIONS, "length_ratio": length_ratio}.items():
-        scores[name] = [score(row, prediction) for prediction in row.predictions]
-    # Four scores from one comparison with each reference.
-    overlaps_by_prediction = [overlaps(row, prediction) for prediction in row.predictions]
-    for name in OVERLAPS:
-        scores[name] = [values[name] for values in overlaps_by_prediction]
-    return _ScoredRow(row, scores)
-
-
 def measure(judged: Sequence[JudgedRow]) -> Measures:
     """Compute all measures of some rows.
 
@@ -75,27 +48,22 @@ def measure(judged: Sequence[JudgedRow]) -> Measures:
         "errors" {reason: predictions}; "mean_reward" and "validator_failed" (means over predictions); "rows" and
         "answers". A rate or mean that no row has is None. n counts problems.
     """
-    return _measure([_score_row(row) for row in judged])
-
-
-def _measure(scored: Sequence[_ScoredRow]) -> Measures:
-    rows = [scored_row.row for scored_row in scored]
-    outcomes = [prediction.outcome for prediction in _predictions(rows)]
+    outcomes = [prediction.outcome for prediction in _predictions(judged)]
     # No row at all gives means of 0, not an error: a split may be empty.
     count = max(1, len(outcomes))
     failures = sum(outcome.verdict.error in VALIDATOR_FAILURES for outcome in outcomes)
     return {
-        "rows": len(rows),
+        "rows": len(judged),
         "answers": len(outcomes),
-        **{name: _rate(scored, name) for name in RATES},
-        **{name: _mean(scored, name) for name in (*FRACTIONS, *OVERLAPS)},
+        **{name: _rate(judged, name) for name in RATES},
+        **{name: _mean(judged, name) for name in (*FRACTIONS, *OVERLAPS)},
         # A valid plan may be any times as long as the reference.
-        "length_ratio": _mean(scored, "length_ratio", inf),
-        "pass_at_k": _pass_at_k(rows),
-        "errors": error_counts(rows),
+        "length_ratio": _mean(judged, "length_ratio", inf),
+        "pass_at_k": _pass_at_k(judged),
+        "errors": error_counts(judged),
         "mean_reward": sum(outcome.reward for outcome in outcomes) / count,
         "validator_failed": failures / count,
-        **_seed_measures(rows),
+        **_seed_measures(judged),
     }
 
 
@@ -103,26 +71,26 @@ def _predictions(rows: Sequence[JudgedRow]) -> list[JudgedPrediction]:
     return list(chain.from_iterable(row.predictions for row in rows))
 
 
-def _rate(scored: Sequence[_ScoredRow], name: str) -> dict[str, float] | None:
-    scores = _measured_scores(scored, name)
+def _rate(rows: Sequence[JudgedRow], name: str) -> dict[str, float] | None:
+    scores = _measured_scores(rows, name)
     if not scores:
         return None
     successes = [int(sum(values)) for values in scores]
     return clustered_wilson(successes, list(map(len, scores)))
 
 
-def _mean(scored: Sequence[_ScoredRow], name: str, upper: float = 1.0) -> Measures | None:
-    scores = _measured_scores(scored, name)
+def _mean(rows: Sequence[JudgedRow], name: str, upper: float = 1.0) -> Measures | None:
+    scores = _measured_scores(rows, name)
     if not scores:
         return None
     return mean_interval(list(map(fmean, scores)), (0.0, upper))
 
 
-def _measured_scores(scored: Sequence[_ScoredRow], name: str) -> list[list[float]]:
+def _measured_scores(rows: Sequence[JudgedRow], name: str) -> list[list[float]]:
     """Return the scores of each row that has any."""
     scores = []
-    for scored_row in scored:
-        values = [value for value in scored_row.scores[name] if value is not None]
+    for row in rows:
+        values = [value for scores in row.scores if (value := scores[name]) is not None]
         if values:
             scores.append(values)
     return scores
@@ -156,30 +124,28 @@ def _pass_at_k(rows: Sequence[JudgedRow]) -> dict[str, Measures]:
     Seeds are different models: two samples, one of each, are no two tries of one model. So every number is computed
     within a seed first.
     """
-    problems = [_samples_by_seed(row) for row in rows]
+    problems = [_valid_by_seed(row).values() for row in rows]
     # k doubles for as long as every seed of every problem has
     # that many samples: each k is a mean over the same rows.
-    smallest = min((len(samples) for samples in chain.from_iterable(problems)), default=0)
+    smallest = min(map(len, chain.from_iterable(problems)), default=0)
     measures = {}
     for power in range(smallest.bit_length()):
-        estimate = partial(_estimate_pass_at_k, k=2**power)
-        means = [fmean(map(estimate, samples_by_seed)) for samples_by_seed in problems]
-        measures[str(2**power)] = mean_interval(means, (0.0, 1.0))
+        k = 2**power
+        means = []
+        for samples_by_seed in problems:
+            estimates = [pass_at_k(len(valid), sum(valid), k) for valid in samples_by_seed]
+            means.append(fmean(estimates))
+        measures[str(k)] = mean_interval(means, (0.0, 1.0))
     return measures
 
 
-def _estimate_pass_at_k(samples: Sequence[JudgedPrediction], k: int) -> float:
-    num_valid = sum(sample.outcome.verdict.valid for sample in samples)
-    return pass_at_k(len(samples), num_valid, k)
-
-
-def _samples_by_seed(row: JudgedRow) -> list[list[JudgedPrediction]]:
+def _valid_by_seed(row: JudgedRow) -> dict[int, list[bool]]:
+    """Return which samples of each seed are valid."""
     # Samples of one seed need not be neighbours: lines of a file come in any order.
-    return list(grouped(row.predictions, _seed_of).values())
-
-
-def _seed_of(judged: JudgedPrediction) -> int:
-    return judged.prediction.seed
+    valid_by_seed: dict[int, list[bool]] = {}
+    for sample in row.predictions:
+        valid_by_seed.setdefault(sample.prediction.seed, []).append(sample.outcome.verdict.valid)
+    return valid_by_seed
 
 
 def _seed_measures(rows: Sequence[JudgedRow]) -> Measures:
@@ -189,9 +155,9 @@ def _seed_measures(rows: Sequence[JudgedRow]) -> Measures:
     """
     rates_by_seed: dict[int, list[float]] = {}
     # A problem counts once for each seed, however many samples it has.
-    for samples in chain.from_iterable(map(_samples_by_seed, rows)):
-        rate = fmean(sample.outcome.verdict.valid for sample in samples)
-        rates_by_seed.setdefault(_seed_of(samples[0]), []).append(rate)
+    for row in rows:
+        for seed, valid in _valid_by_seed(row).items():
+            rates_by_seed.setdefault(seed, []).append(fmean(valid))
     if len(rates_by_seed) < 2:
         return {}
     validity = {str(seed): fmean(rates) for seed, rates in sorted(rates_by_seed.items())}
@@ -220,28 +186,28 @@ def split_results(judged: Sequence[JudgedRow], edges: Sequence[int] = LENGTH_EDG
         measures | {"domains": {domain: measures | {"bins": {bin: measures}}}, "bins": {bin: measures}}, with measures
         as from `measure`.
     """
-    bins = _LengthBins(edges)
-    scored = [_score_row(row) for row in judged]
-    measures = _measure(scored)
-    measures["domains"] = _measure_domains(scored, bins)
-    measures["bins"] = _measure_bins(scored, bins)
-    return measures
-
-
-def _measure_domains(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, Measures]:
+    EvalConfig(length_edges=tuple(edges))  # which checks them
+    measures = measure(judged)
     # Sorted, as results must not depend on the order of the rows.
-    groups = grouped(scored, lambda scored_row: scored_row.row.row["domain"])
-    measures = {}
-    for name, rows in sorted(groups.items()):
-        measures[name] = _measure(rows)
-        measures[name]["bins"] = _measure_bins(rows, bins)
+    domains = sorted(grouped(judged, lambda row: row.row["domain"]).items())
+    measures["domains"] = {
+        name: measure(rows) | {"bins": _measure_bins(rows, edges)} for name, rows in domains
+    }
+    measures["bins"] = _measure_bins(judged, edges)
     return measures
 
 
-def _measure_bins(scored: Sequence[_ScoredRow], bins: "_LengthBins") -> dict[str, Measures]:
+def _measure_bins(rows: Sequence[JudgedRow], edges: Sequence[int]) -> dict[str, Measures]:
     # In the order of the lengths, without bins that no row is in.
-    groups = grouped(scored, lambda scored_row: bins.label(scored_row.row.reference_length))
-    return {label: _measure(groups[label]) for label in bins.labels if label in groups}
+    groups = grouped(rows, lambda row: bisect_right(edges, row.reference_length))
+    return {_bin_name(edges, place): measure(group) for place, group in sorted(groups.items())}
+
+
+def _bin_name(edges: Sequence[int], place: int) -> str:
+    """Name the bin of lengths with so many edges at or below them: "5-8"; the last one is open, "129+"."""
+    # Every length is in a bin, whatever the first edge is.
+    first = edges[place - 1] if place else 0
+    return f"{first}-{edges[place] - 1}" if place < len(edges) else f"{first}+"
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -250,23 +216,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-class _LengthBins:
-    """Names bins of plan lengths, such as "5-8"; the last one is open, "129+"."""
-
-    def __init__(self, edges: Sequence[int]):
-        if not edges or edges[0] < 0 or any(low >= high for low, high in pairwise(edges)):
-            raise ConfigError(
-                f"edges: expected increasing plan lengths from 0 on, got {list(edges)}"
-            )
-        # Every length is in a bin, whatever the first edge is.
-        self._edges = tuple(edges) if edges[0] == 0 else (0, *edges)
-        self.labels = [f"{low}-{high - 1}" for low, high in pairwise(self._edges)]
-        self.labels.append(f"{self._edges[-1]}+")
-
-    def label(self, length: int) -> str:
-        return self.labels[bisect_right(self._edges, length) - 1]
 
 
 # ------------------------------------------------------------------------------------------------------------- terminal
@@ -303,13 +252,12 @@ _SHORT_COLUMNS = {
 def summary_table(results: Results) -> tuple[list[dict[str, str]], tuple[str, ...]]:
     """Return rows and columns of the terminal's table, with pass@k for as many samples as every problem has."""
     # The keys are 1, 2, 4, ...; an empty split has none.
-    num_ks = min(len(result["pass_at_k"]) for result in results.values() if result["pass_at_k"])
-    k = 2 ** (num_ks - 1)
+    k = min(
+        max(map(int, result["pass_at_k"])) for result in results.values() if result["pass_at_k"]
+    )
 
     def cells(cell: Mapping[str, Any]) -> dict[str, str]:
-        texts = {"n": str(cell["rows"]), "valid": interval_text(cell["validity"])}
-        for column, name in _SHORT_COLUMNS.items():
-            texts[column] = interval_text(cell[name], with_interval=False)
+        texts = {"n": str(cell["rows"]), **cell_texts(cell)}
         if k > 1:
             texts[f"pass@{k}"] = interval_text(cell["pass_at_k"][str(k)], with_interval=False)
         return texts
@@ -317,6 +265,14 @@ def summary_table(results: Results) -> tuple[list[dict[str, str]], tuple[str, ..
     # pass@1 is the validity.
     columns = TABLE_COLUMNS if k == 1 else (*TABLE_COLUMNS, f"pass@{k}")
     return split_rows(results, cells), columns
+
+
+def cell_texts(cell: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a table's columns; a terminal has no room for more intervals than that of the validity."""
+    texts = {"valid": interval_text(cell["validity"])}
+    for column, name in _SHORT_COLUMNS.items():
+        texts[column] = interval_text(cell[name], with_interval=False)
+    return texts
 
 
 def split_rows(

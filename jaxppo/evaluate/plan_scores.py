@@ -1,16 +1,20 @@
 """Score one prediction for a planning problem by each measure."""
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
+from jaxppo.planning.language.overlap import per_action
 from jaxppo.planning.language.plans import lccs_length, lcs_length
-from jaxppo.reward_functions.plan import VALIDATOR_FAILURES
+from jaxppo.reward_functions import plan as plan_reward
 
-Score = Callable[[JudgedRow, JudgedPrediction], float | None]
+if TYPE_CHECKING:
+    from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
+
+Score = Callable[["JudgedRow", "JudgedPrediction"], float | None]
 """Score of one prediction; None where it is not measured."""
 
 
-def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def prefix_fraction(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return steps carried out from the start / steps of the plan: 1 exactly for executable plans, also the empty one.
 
     0 for text that is no plan; None where the built-in validator does not cover the domain.
@@ -26,7 +30,7 @@ def prefix_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     return (judged.progress.executed_steps or 0) / steps
 
 
-def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def goal_fraction(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return conditions of the goal that hold where the plan stops / conditions that the goal joins by `and`.
 
     A plan stops at its end or before the first step that cannot be carried out. 0 for text that is no plan,
@@ -36,16 +40,12 @@ def goal_fraction(row: JudgedRow, judged: JudgedPrediction) -> float | None:
         return 0.0
     if judged.progress.goals is None:
         return _score_without_progress(judged)
-    # Without conditions there is no fraction.
-    goals = judged.progress.goals
-    if not goals:
-        return float(judged.progress.executable)
-    return (judged.progress.goals_reached or 0) / goals
+    return plan_reward.goal_fraction(judged.progress)
 
 
-def _score_without_progress(judged: JudgedPrediction) -> float | None:
+def _score_without_progress(judged: "JudgedPrediction") -> float | None:
     """Return 0 where the built-in validator gave up on a plan; None where it does not cover the domain."""
-    if judged.progress.error in VALIDATOR_FAILURES:
+    if judged.progress.error in plan_reward.VALIDATOR_FAILURES:
         return 0.0
     return None
 
@@ -53,7 +53,7 @@ def _score_without_progress(judged: JudgedPrediction) -> float | None:
 OVERLAPS: tuple[str, ...] = ("lcs", "lccs", "lcs_by_reference", "lccs_by_reference")
 
 
-def exact_match(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def exact_match(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return whether the plan is a reference; None where none is known."""
     if not row.references:
         return None
@@ -61,7 +61,7 @@ def exact_match(row: JudgedRow, judged: JudgedPrediction) -> float | None:
     return judged.is_readable and judged.outcome.actions in row.references
 
 
-def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | None]:
+def overlaps(row: "JudgedRow", judged: "JudgedPrediction") -> Mapping[str, float | None]:
     """Return the steps in common with the reference plan (of several the best), as a fraction of a plan's length.
 
     LCS is the longest common subsequence (gaps allowed), LCCS the longest common contiguous run; divided by max(|plan|,
@@ -80,29 +80,25 @@ def overlaps(row: JudgedRow, judged: JudgedPrediction) -> Mapping[str, float | N
         return best
     plan = judged.outcome.actions
     for reference in row.references:
-        longer = max(len(plan), len(reference))
         for name, length_of in (("lcs", lcs_length), ("lccs", lccs_length)):
             # Both take time that grows with the product of the
             # lengths; a plan equal to its reference needs neither.
             length = len(reference) if plan == reference else length_of(plan, reference)
-            best[name] = max(best[name], _fraction(length, longer))
+            best[name] = max(best[name], per_action(length, plan, reference, "max"))
             by_reference = f"{name}_by_reference"
-            best[by_reference] = max(best[by_reference], _fraction(length, len(reference)))
+            fraction = per_action(length, plan, reference, "reference")
+            best[by_reference] = max(best[by_reference], fraction)
     return best
 
 
-def _fraction(length: int, divisor: int) -> float:
-    return min(1.0, length / divisor) if divisor else 0.0
-
-
-def length_ratio(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def length_ratio(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return steps of a valid plan / steps of the shortest reference; None for others and for an empty reference."""
     if not judged.outcome.verdict.valid or not row.reference_length:
         return None
     return len(judged.outcome.actions) / row.reference_length
 
 
-def quality(row: JudgedRow, judged: JudgedPrediction) -> float | None:
+def quality(row: "JudgedRow", judged: "JudgedPrediction") -> float | None:
     """Return C* / C of a valid plan with cost C, at most 1; 0 for any other. None where C* or C is not known.
 
     C is the value of the problem's metric, or the number of steps where there is none; C* is the best cost known: that
@@ -139,3 +135,11 @@ FRACTIONS: Mapping[str, Score] = {
     "quality": quality,
 }
 """Numbers in [0, 1], as are `overlaps`."""
+
+
+def scores_of(row: "JudgedRow", judged: "JudgedPrediction") -> Mapping[str, float | None]:
+    """Return all scores of a prediction by name: `RATES`, `FRACTIONS`, `OVERLAPS` and "length_ratio"."""
+    scorers = {**RATES, **FRACTIONS, "length_ratio": length_ratio}
+    scores = {name: score(row, judged) for name, score in scorers.items()}
+    # Four scores from one comparison with each reference.
+    return {**scores, **overlaps(row, judged)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxppo.errors import DataError
+from jaxppo.evaluate.plan_scores import scores_of
 from jaxppo.planning import (
     PlanVerdict,
     UnsupportedPddlError,
@@ -92,6 +93,11 @@ class JudgedRow:
     def reference_cost(self) -> float | None:
         """Return the cost of the cheapest reference, see `reward_functions.plan.reference_cost`."""
         return reference_cost(self.row["domain_pddl"], self.row["problem_pddl"], self.references)
+
+    @cached_property
+    def scores(self) -> list[Mapping[str, float | None]]:
+        """Return the scores of each prediction; once, as a row is measured for split, domain and two bins."""
+        return [scores_of(self, prediction) for prediction in self.predictions]
 
 
 def judge_rows(

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ def problems_of_round(
     return [ProblemTurn(int(row), place // num_rows) for place, row in enumerate(order, first)]
 
 
+@dataclass(frozen=True, slots=True)
 class PlanSampler:
     """Samples plans and has them judged, into a log that a killed process leaves for the next one to go on with.
 
@@ -83,19 +85,11 @@ class PlanSampler:
         part_size: problems sampled for at once.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        split: str,
-        num_generations: int,
-        scoring: PlanScoring,
-        part_size: int,
-    ):
-        self._evaluator = evaluator
-        self._split = split
-        self._num_generations = num_generations
-        self._scoring = scoring
-        self._part_size = part_size
+    evaluator: Evaluator
+    split: str
+    num_generations: int
+    scoring: PlanScoring
+    part_size: int
 
     def sample(
         self,
@@ -115,7 +109,7 @@ class PlanSampler:
         Returns:
             Seconds of sampling and of judging.
         """
-        parts = list(data.chunks(problems, self._part_size))
+        parts = list(data.chunks(problems, self.part_size))
         num_done = self._num_parts_done(path, parts)
         sampling_s = 0.0
         judging_s = 0.0
@@ -141,7 +135,7 @@ class PlanSampler:
         """Return how many parts of a log are whole, from the first on."""
         counts = Counter(plan.step for plan in read_plans(path))
         for step, part in enumerate(parts, 1):
-            if counts[step] != len(part) * self._num_generations:
+            if counts[step] != len(part) * self.num_generations:
                 return step - 1
         return len(parts)
 
@@ -153,10 +147,10 @@ class PlanSampler:
         for turn, problems in itertools.groupby(part, lambda problem: problem.turn):
             rows = [problem.row for problem in problems]
             # Sample numbers go on from turn to turn, so no turn repeats a plan's random numbers.
-            first = turn * self._num_generations
+            first = turn * self.num_generations
             samples = [
-                self._evaluator.complete(params, self._split, number, rows)
-                for number in range(first, first + self._num_generations)
+                self.evaluator.complete(params, self.split, number, rows)
+                for number in range(first, first + self.num_generations)
             ]
             completions += zip(*samples, strict=True)
         return completions
@@ -167,11 +161,11 @@ class PlanSampler:
         part: Sequence[ProblemTurn],
         completions: Sequence[Sequence[Completion]],
     ) -> list[SampledPlan]:
-        rows = [self._evaluator.rows[self._split][problem.row] for problem in part]
+        rows = [self.evaluator.rows[self.split][problem.row] for problem in part]
         predictions = []
         for row_completions in completions:
             predictions.append([completion.as_prediction() for completion in row_completions])
-        judged_rows = judge_rows(rows, predictions, self._scoring)
+        judged_rows = judge_rows(rows, predictions, self.scoring)
         plans = []
         for problem, judged_row, row_completions in zip(
             part, judged_rows, completions, strict=True

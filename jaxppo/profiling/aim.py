@@ -153,10 +153,10 @@ def _verdict(
     change = fitting.smallest_change(config, measured, memory_bytes, build, console.print)
     if change is None:
         return f"{refusal}, and no change that was tried makes it fit"
-    changed = change.measured
+    flags, changed = change
     changed_bytes = changed.on_device(changed.fullest)
     return (
-        f"{refusal}; {fitting.describe(change.flags)} makes it fit ({changed.fullest} then takes most, "
+        f"{refusal}; {fitting.describe(flags)} makes it fit ({changed.fullest} then takes most, "
         f"{changed_bytes / GIB:,.2f} GiB)"
     )
 

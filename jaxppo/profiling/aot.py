@@ -109,9 +109,14 @@ def devices_of(target: Target) -> list[Any]:
         )
     # JAX registers its plug-ins on the first use of a device, and the topology needs them
     jax.devices()
+    options: dict[str, Any] = {}
     try:
         if name == "tpu":
-            topology = topologies.get_topology_desc(target.topology, "tpu", **dict(target.options))
+            # libtpu takes a host to have 2 x 2 chips, and a
+            # smaller slice to be a mistake unless it is told.
+            if target.devices == 1:
+                options["chips_per_host_bounds"] = (1, 1, 1)
+            topology = topologies.get_topology_desc(target.topology, "tpu", **options)
         else:
             options = {"topology": target.topology, "target_config": target.chip.config}
             topology = topologies.get_topology_desc("", "cuda", **options)

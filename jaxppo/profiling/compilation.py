@@ -62,13 +62,11 @@ class Compilations:
             )
         return {"compile/count": compiled, "compile/s": self._seconds, "cache/hits": self._hits}
 
-    def _note_duration(self, event: str, duration_secs: float, **details: str | int) -> None:
-        del details
+    def _note_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _COMPILED:
             self._requests += 1
             self._seconds += duration_secs
 
-    def _note_event(self, event: str, **details: str | int) -> None:
-        del details
+    def _note_event(self, event: str, **_: str | int) -> None:
         if event == _READ:
             self._hits += 1

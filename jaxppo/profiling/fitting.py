@@ -41,13 +41,6 @@ class Measured(NamedTuple):
         return not self.too_big(memory_bytes)
 
 
-class Change(NamedTuple):
-    """Other settings, and what they lead to."""
-
-    flags: dict[str, Any]
-    measured: Measured
-
-
 def describe(flags: Mapping[str, Any]) -> str:
     """Write settings as flags of a command line."""
     return " ".join(
@@ -57,8 +50,10 @@ def describe(flags: Mapping[str, Any]) -> str:
 
 def smallest_change(
     config: Any, measured: Measured, memory_bytes: int, build: Build, tell: Callable[[str], None]
-) -> Change | None:
-    """Return the first change that makes a run fit, of those that leave its numbers as they are before the others.
+) -> tuple[dict[str, Any], Measured] | None:
+    """Find the first change that makes a run fit, of those that leave its numbers as they are before the others.
+
+    Beside each of the changes of `_bases` the fewest parts are looked for; even single rows may be too many.
 
     Args:
         config: of the command.
@@ -66,11 +61,44 @@ def smallest_change(
         memory_bytes: of a device.
         build: makes the programs of another configuration.
         tell: called with a line for each change that is tried.
+
+    Returns:
+        The other settings, and what they lead to; None where nothing helps.
     """
     for flags in _bases(config, measured.plan.parallel.num_devices):
-        change = _in_parts(config, flags, None if flags else measured, memory_bytes, build, tell)
-        if change is not None:
-            return change
+        # As it is, the run is compiled already.
+        tried = None if flags else measured
+        while True:
+            prefix = f"with {describe(flags)}: " if flags else ""
+            try:
+                plan = build(replace(config, **flags)) if tried is None else tried.plan
+            except ConfigError as error:  # a combination that this run cannot have
+                tell(f"{prefix}{error}")
+                break
+            # No number of parts helps where the weights alone
+            # are too many, and compiling takes minutes.
+            if plan.held_bytes >= memory_bytes:
+                amount = f"{plan.held_bytes / GIB:,.2f} GiB"
+                tell(f"{prefix}what is held throughout alone takes {amount}")
+                break
+            if tried is None:
+                tried = Measured(plan, dict(aot.compile_plan(plan)))
+                outcome = "fits" if tried.fits(memory_bytes) else "does not fit"
+                most_bytes = tried.on_device(tried.fullest)
+                tell(f"{prefix}{tried.fullest} takes {most_bytes / GIB:,.2f} GiB: {outcome}")
+            too_big = tried.too_big(memory_bytes)
+            if not too_big:
+                return flags, tried
+            if "update" in too_big and plan.parts < plan.most_parts:
+                flags["gradient_accumulation_steps"] = _more_parts(tried, memory_bytes)
+                too_big.remove("update")
+            if "score" in too_big and plan.scored > 1:
+                flags["local_rollout_forward_batch_size"] = plan.scored // 2
+                too_big.remove("score")
+            # Anything else, such as sampling, has no setting here that would make it smaller.
+            if too_big:
+                break
+            tried = None
     return None
 
 
@@ -80,75 +108,33 @@ def _bases(config: Any, devices: int) -> Iterator[dict[str, Any]]:
     Adapters change what is learned, so they come last; the others leave the numbers of a run as they are.
     """
     settings = flatten(config)
-    checkpointing: list[dict[str, Any]] = [{}]
-    if settings.get("gradient_checkpointing") is False:
-        checkpointing.append({"gradient_checkpointing": True})
-    sharding: list[dict[str, Any]] = [{}]
-    if settings["parallel"] != "fsdp" and devices > 1:
-        sharding.append({"parallel": "fsdp"})
-    adapters: list[dict[str, Any]] = [{}]
+    # The last choice varies fastest.
+    choices: list[list[dict[str, Any]]] = []
     if settings.get("use_peft") is False:
-        adapters.append({"use_peft": True})
-    for adapter, mesh, recomputation in itertools.product(adapters, sharding, checkpointing):
-        yield recomputation | mesh | adapter
+        choices.append([{}, {"use_peft": True}])
+    if settings["parallel"] != "fsdp" and devices > 1:
+        choices.append([{}, {"parallel": "fsdp"}])
+    if settings.get("gradient_checkpointing") is False:
+        choices.append([{}, {"gradient_checkpointing": True}])
+    for chosen in itertools.product(*choices):
+        flags: dict[str, Any] = {}
+        for choice in reversed(chosen):
+            flags |= choice
+        yield flags
 
 
-def _in_parts(
-    config: Any,
-    base: Mapping[str, Any],
-    measured: Measured | None,
-    memory_bytes: int,
-    build: Build,
-    tell: Callable[[str], None],
-) -> Change | None:
-    """Return the fewest parts that make a run fit, beside other changes; None where even single rows do not.
+def _more_parts(measured: Measured, memory_bytes: int) -> int:
+    """Return the next number of parts to try.
 
-    Args:
-        config: of the command.
-        base: the other changes.
-        measured: what the run takes with them; None: not compiled yet.
-        memory_bytes: of a device.
-        build: makes the programs of another configuration.
-        tell: called with a line for each change that is tried.
+    Of what an update adds, some shrinks with its parts and some stays, as a gradient does. If all of it shrank, these
+    would be the parts to take: fewer cannot do, and compiling them would be lost time.
     """
-    flags = dict(base)
-    while True:
-        prefix = f"with {describe(flags)}: " if flags else ""
-        try:
-            plan = build(replace(config, **flags)) if measured is None else measured.plan
-        except ConfigError as error:  # a combination that this run cannot have
-            tell(f"{prefix}{error}")
-            return None
-        # No number of parts helps where the weights alone
-        # are too many, and compiling takes minutes.
-        if plan.held_bytes >= memory_bytes:
-            tell(f"{prefix}what is held throughout alone takes {plan.held_bytes / GIB:,.2f} GiB")
-            return None
-        if measured is None:
-            measured = Measured(plan, dict(aot.compile_plan(plan)))
-            outcome = "fits" if measured.fits(memory_bytes) else "does not fit"
-            most_bytes = measured.on_device(measured.fullest)
-            tell(f"{prefix}{measured.fullest} takes {most_bytes / GIB:,.2f} GiB: {outcome}")
-        too_big = measured.too_big(memory_bytes)
-        if not too_big:
-            return Change(flags, measured)
-        if "update" in too_big and plan.parts < plan.most_parts:
-            # Of what an update adds, some shrinks with its parts and some stays, as a gradient
-            # does. If all of it shrank, these would be the parts to take: fewer cannot do, and
-            # compiling them would be lost time.
-            available = memory_bytes - plan.held_bytes
-            shrinking = plan.parts * measured.stages["update"].added_bytes / available
-            fewest = max(2 * plan.parts, shrinking)
-            flags["gradient_accumulation_steps"] = next(
-                parts
-                for parts in range(plan.parts + 1, plan.most_parts + 1)
-                if plan.most_parts % parts == 0 and (parts >= fewest or parts == plan.most_parts)
-            )
-            too_big.remove("update")
-        if "score" in too_big and plan.scored > 1:
-            flags["local_rollout_forward_batch_size"] = plan.scored // 2
-            too_big.remove("score")
-        # Anything else, such as sampling, has no setting here that would make it smaller.
-        if too_big:
-            return None
-        measured = None
+    plan = measured.plan
+    available = memory_bytes - plan.held_bytes
+    shrinking = plan.parts * measured.stages["update"].added_bytes / available
+    fewest = max(2 * plan.parts, shrinking)
+    return next(
+        parts
+        for parts in range(plan.parts + 1, plan.most_parts + 1)
+        if plan.most_parts % parts == 0 and (parts >= fewest or parts == plan.most_parts)
+    )

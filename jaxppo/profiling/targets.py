@@ -5,7 +5,7 @@ A new card or slice is a row of a table here. All bandwidths are in one directio
 
 import math
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxppo.errors import ConfigError
 
@@ -98,7 +98,6 @@ class Target(NamedTuple):
     topology: str  # as XLA names it
     devices: int
     per_host: int
-    options: tuple[tuple[str, Any], ...] = ()  # of the topology, beside its name
 
     @property
     def platform(self) -> str:
@@ -138,12 +137,6 @@ class _Card(NamedTuple):
 
 def _gpu(card: _Card, memory: int, bandwidth: float, links: float, network: float) -> Chip:
     """Return a GPU; bandwidths in GB/s."""
-    config = _gpu_config(card, memory, bandwidth * GB)
-    return Chip("gpu", card.name, memory, bandwidth * GB, links * GB, network * GB, config)
-
-
-def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
-    """Write the description of a card as XLA's GPU compiler reads it, a GpuTargetConfigProto."""
     facts = {
         "shared_memory_per_core": card.shared,
         "shared_memory_per_block_optin": card.shared_of_block,
@@ -151,14 +144,16 @@ def _gpu_config(card: _Card, memory: int, bandwidth: float) -> str:
         "fpus_per_core": card.units,
         "clock_rate_ghz": card.clock_ghz,
         "l2_cache_size": card.cache,
-        "memory_bandwidth": int(bandwidth),
+        "memory_bandwidth": int(bandwidth * GB),
         "device_memory_size": memory,
     }
+    # As XLA's GPU compiler reads it, a GpuTargetConfigProto.
     fields = " ".join(f"{name}: {value}" for name, value in facts.items())
     capability = "cuda_compute_capability {{ major: {} minor: {} }}".format(*card.capability)
     library = "dnn_version_info { major: 9 minor: 10 patch: 0 }"
     device = f"gpu_device_info {{ {_EVERY_CARD} {fields} {capability} }}"
-    return f'{device} platform_name: "CUDA" {library} device_description_str: "{card.name}"'
+    config = f'{device} platform_name: "CUDA" {library} device_description_str: "{card.name}"'
+    return Chip("gpu", card.name, memory, bandwidth * GB, links * GB, network * GB, config)
 
 
 _A100 = _Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 1.41, 41_943_040, 167_936, 166_912)
@@ -229,7 +224,4 @@ def _target(name: str, chip: str, topology: str) -> Target:
         if len(sizes) != 2:
             raise ConfigError(f"target: expected gpu:{chip}:HOSTSxDEVICES, got {name!r}")
         return Target(name, CHIPS[chip], f"1x{topology}", devices, sizes[1])
-    # libtpu takes a host to have 2 x 2 chips, and a
-    # smaller slice to be a mistake unless it is told.
-    alone = (("chips_per_host_bounds", (1, 1, 1)),) if devices == 1 else ()
-    return Target(name, CHIPS[chip], f"{chip}:{topology}", devices, min(4, devices), alone)
+    return Target(name, CHIPS[chip], f"{chip}:{topology}", devices, min(4, devices))

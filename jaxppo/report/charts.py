@@ -225,9 +225,9 @@ def limits(values: Sequence[float], band: Band | None = None) -> tuple[float, fl
     return max(floor, low - margin), high + margin
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers within a range, at most about `count`: multiples of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / count
+def ticks(low: float, high: float) -> list[float]:
+    """Return round numbers within a range, at most about five: multiples of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     # Rounding of the logarithm and of the quotients must not cost a step or a tick at the edge.
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)

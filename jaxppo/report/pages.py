@@ -67,7 +67,7 @@ def _environment() -> jinja2.Environment:
         "interval_text": interval_text,
         "median_high": median_high,
         "px": "{:.1f}".format,
-        "quote": _quote,
+        "quote": shlex.quote,
         "sha256": _sha256,
         "short": short,
     }
@@ -87,11 +87,6 @@ def _source(environment: jinja2.Environment, name: str) -> str:
 def _printable(value: Any) -> Any:
     """Return what a template prints: HTML of another macro as it is, anything else as harmless text, then escaped."""
     return value if hasattr(value, "__html__") else sanitize(str(value))
-
-
-def _quote(path: Path) -> str:
-    """Return a path as a shell reads it."""
-    return shlex.quote(str(path))
 
 
 def _sha256(text: str) -> str:

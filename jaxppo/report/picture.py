@@ -3,7 +3,6 @@
 The report draws SVG by itself (`charts`), for hover and small files; matplotlib is for this one PNG.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,46 +70,30 @@ _UPDATES = _Panel(
     },
     bounds=(-1.0, 1.0),  # early values can explain far less than nothing and would flatten the rest
 )
-_LENGTH = _Panel(
-    "Length of the completions", "tokens", {"completions/mean_length": ("mean length", _PURPLE)}
-)
 
 
 def plot_run(folder: Path, evals: Mapping[str, Any]) -> None:
-    """Draw `curves.png` into a run folder, see `plot_curves`."""
-    plot_curves(read_metrics(folder / METRICS_FILE), evals, folder / CURVES_FILE)
-
-
-def plot_curves(
-    metrics: Sequence[Mapping[str, Any]],
-    evals: Mapping[str, Any],
-    path: str | os.PathLike[str],
-) -> None:
-    """Draw the curves of a run and its validity before and after as one picture of 1280 x 840 pixels.
+    """Draw the curves of a run and its validity before and after as one picture of 1280 x 840 pixels, `curves.png`.
 
     Args:
-        metrics: records of `metrics.jsonl`; keys a record lacks, and nulls, leave gaps.
+        folder: run folder with its `metrics.jsonl`; keys a record lacks, and nulls, leave gaps.
         evals: content of `eval.json`: `{"before": {SPLIT: {"validity": {"rate", "low", "high", "n"}}}, "after": ...}`,
             with `headline_split` where there is one; "before" or "after" may be missing. Splits whose plans are not
             judged have `"reward": {"mean", "low", "high", "n"}` instead.
-        path: the PNG to write.
     """
     import matplotlib
 
     # The object interface instead of pyplot: always the Agg backend, no window, no global state.
     from matplotlib.figure import Figure
 
-    # SFT and reward models have no policy updates.
-    has_updates = any(_points(metrics, key) for key in _UPDATES.curves)
+    metrics = read_metrics(folder / METRICS_FILE)
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12.8, 8.4), dpi=100, layout="constrained")
         *curve_axes, evaluation_axes = figure.subplots(2, 2).flat
-        panels = (_REWARD, _KL, _UPDATES if has_updates else _LENGTH)
-        for axes, panel in zip(curve_axes, panels, strict=True):
+        for axes, panel in zip(curve_axes, (_REWARD, _KL, _UPDATES), strict=True):
             _draw_curves(axes, panel, metrics)
         _draw_evaluation(evaluation_axes, evals)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png")
+        figure.savefig(folder / CURVES_FILE, format="png")
 
 
 def _draw_curves(axes: Any, panel: _Panel, metrics: Sequence[Mapping[str, Any]]) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxppo.evaluate.comparison import TESTS
+from jaxppo.evaluate.plan_metrics import Results
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow
 from jaxppo.planning import UnsupportedPddlError, format_action, parse_domain, parse_problem
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.planning.validate.trace import TraceStep, trace
 from jaxppo.report import pages
 from jaxppo.report.pages import clean_lines
-from jaxppo.report.plan_sections import Results, arrange_plans
+from jaxppo.report.plan_sections import arrange_plans
 from jaxppo.reward_functions.plan import describe
 from jaxppo.run.console import sanitize
 

@@ -4,12 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from jaxppo.evaluate.plan_metrics import VALID
+from jaxppo.evaluate.plan_metrics import VALID, Results
 from jaxppo.planning.language.plans import PlanError
 from jaxppo.report.charts import style_classes
-
-Results = Mapping[str, Mapping[str, Any]]
-"""From `plan_metrics.plan_results`."""
 
 Models = Sequence[tuple[str, Results]]
 """Names of models, or of moments of one, with their results."""

@@ -26,13 +26,11 @@ from jaxppo.config.sources import (
     read_yaml,
 )
 from jaxppo.errors import DataError
+from jaxppo.evaluate.plan_metrics import Results
 from jaxppo.run.folder import EVAL_FILE, METRICS_FILE, read_json
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.metrics import COUNTERS, METRICS, Band, find
 from jaxppo.run.trends import last_part
-
-Results = Mapping[str, Mapping[str, Any]]
-"""{split: measures}."""
 
 _COMMANDS = {
     "train": TrainConfig,
@@ -211,8 +209,6 @@ def read_run(folder: Path | str) -> RunData:
         ConfigError: its `config.yaml` cannot be read.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(f"runs: expected {_FOLDERS}, got {folder}, which is no folder")
     if not (folder / CONFIG_FILE).is_file():
         raise DataError(f"runs: expected {_FOLDERS}, got {folder} without {CONFIG_FILE}")
     values = translate_old_settings(read_yaml(folder / CONFIG_FILE), fields_of(TrainConfig))
@@ -241,7 +237,7 @@ def read_run(folder: Path | str) -> RunData:
         command_line=_command_line(folder / CONFIG_FILE),
         settings=plain | values,
         defaults=plain | preset_values(command, "default"),
-        records=[record for record in records if isinstance(record.get("step"), int)],
+        records=records,
         results_before=results_before,
         results_after=results_after,
         headline_split=headline_split,

@@ -143,14 +143,14 @@ class RewardClient:
         if completion_ids is not None:
             arguments["completion_ids"] = completion_ids
         requests = _requests(arguments, columns)
-        errors: list[RewardError] = []
         # Attempts beyond the first of a request are retries.
         counts = Counter(requests=0, retries=0, failures=0)
         metrics: dict[str, float] = {}
         try:
-            scores = join_scores(run_to_end(self._ask_all(requests, counts, errors)))
-            if errors and self._on_error == "raise":
-                raise errors[0]
+            scores = join_scores(run_to_end(self._ask_all(requests, counts)))
+            failures = [score for score in scores.values if isinstance(score, Failed)]
+            if failures and self._on_error == "raise":
+                raise RewardError(failures[0].reason)
             metrics = scores.metrics
         finally:
             # Of a failed call, too: a run that stops shows how often its server did not answer.
@@ -164,9 +164,7 @@ class RewardClient:
                 log_extra(name, values)
         return scores.values
 
-    async def _ask_all(
-        self, requests: list[_Request], counts: Counter[str], errors: list[RewardError]
-    ) -> list[Scores]:
+    async def _ask_all(self, requests: list[_Request], counts: Counter[str]) -> list[Scores]:
         turns = asyncio.Semaphore(MAX_REQUESTS)
         # The transport below httpx's client: it follows no redirects, uses no proxies and logs no
         # URLs. Its own retries are for connecting alone, and are not counted.
@@ -175,9 +173,9 @@ class RewardClient:
             async def ask(request: _Request) -> Scores:
                 async with turns:
                     # Once the call is to raise, nobody would read the scores.
-                    if errors and self._on_error == "raise":
+                    if counts["failures"] and self._on_error == "raise":
                         return Scores([], {}, {})
-                    return await self._ask(transport, request, counts, errors)
+                    return await self._ask(transport, request, counts)
 
             return await asyncio.gather(*map(ask, requests))
 
@@ -186,7 +184,6 @@ class RewardClient:
         transport: httpx2.AsyncHTTPTransport,
         request: _Request,
         counts: Counter[str],
-        errors: list[RewardError],
     ) -> Scores:
         """Ask until there is an answer; the rows of a request that finally failed have no scores."""
         counts["requests"] += 1
@@ -202,7 +199,6 @@ class RewardClient:
         counts["failures"] += 1
         attempts = f" ({self._retries + 1} attempts)" if outcome.retry and self._retries else ""
         message = f"reward server {self.address}: {outcome.text}{attempts}"
-        errors.append(RewardError(message))
         failed = Failed("timeouts" if outcome.timed_out else "errors", message)
         return Scores([failed] * len(request.rows), {}, {})
 

@@ -118,11 +118,12 @@ def read_request(body: bytes | bytearray) -> Completions:
     # They would take the place of what a reward function is given.
     if reserved := columns.keys() & set(RESERVED_NAMES):
         raise DataError(f"columns: expected names of data columns, got {min(reserved)}")
-    check_lengths(
-        {"prompts": prompts, "completions": completions, "completion_ids": completion_ids},
-        len(texts),
-    )
-    check_lengths(columns, len(texts))
+    arguments = {
+        "prompts": prompts,
+        "completions": completions,
+        "completion_ids": completion_ids,
+    }
+    check_lengths(arguments | columns, len(texts))
     return Completions(prompts, completions, completion_ids, columns)
 
 

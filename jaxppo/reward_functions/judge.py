@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxppo.rewards import SAMPLE_COLUMNS, Completions, Rewards
 from jaxppo.types import Batch
 
 
+@dataclass(frozen=True, slots=True)
 class Judge:
     """Decodes completions and has them scored, each process its own.
 
@@ -23,19 +25,11 @@ class Judge:
         num_generations: completions per prompt.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        end_ids: Sequence[int],
-        parallel: DataParallel,
-        rewards: Rewards,
-        num_generations: int,
-    ):
-        self._tokenizer = tokenizer
-        self._end_ids = end_ids
-        self._parallel = parallel
-        self._rewards = rewards
-        self._num_generations = num_generations
+    tokenizer: Any
+    end_ids: Sequence[int]
+    parallel: DataParallel
+    rewards: Rewards
+    num_generations: int
 
     def __call__(self, batch: Batch, gather: Callable[[Any], list[Any]]) -> None:
         """Fill in the texts of a batch, and what the reward functions give.
@@ -46,13 +40,13 @@ class Judge:
         """
         ids, mask = batch.completion_ids, batch.completion_mask
         assert ids is not None and mask is not None
-        prompts, columns = batch.per_completion(self._num_generations)
+        prompts, columns = batch.per_completion(self.num_generations)
         # Each process judges the rows of its own devices; then all of them have all scores.
-        rows = self._parallel.local_rows(len(prompts))
-        texts = data.decode(self._tokenizer, ids[rows], mask[rows], self._end_ids)
+        rows = self.parallel.local_rows(len(prompts))
+        texts = data.decode(self.tokenizer, ids[rows], mask[rows], self.end_ids)
         token_ids = [row[real].tolist() for row, real in zip(ids[rows], mask[rows], strict=True)]
         local_columns = {name: column[rows] for name, column in columns.items()}
-        scores = self._rewards(Completions(prompts[rows], texts, token_ids, local_columns), gather)
+        scores = self.rewards(Completions(prompts[rows], texts, token_ids, local_columns), gather)
         batch.completions = list(chain.from_iterable(gather(texts)))
         batch.scores = scores.values
         batch.reward_metrics = scores.metrics
@@ -61,7 +55,7 @@ class Judge:
 
     def samples(self, batch: Batch, step: int) -> list[dict[str, Any]]:
         """Return the rows of samples.jsonl of a batch that is judged; `step` counts from 1."""
-        prompts, columns = batch.per_completion(self._num_generations)
+        prompts, columns = batch.per_completion(self.num_generations)
         # In the order of SAMPLE_COLUMNS, which begin with the step.
         rows = zip(columns["id"], prompts, batch.completions, batch.scores, strict=True)
         samples = []

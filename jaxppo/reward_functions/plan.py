@@ -123,19 +123,15 @@ class PlanJudge:
         with self._lock:
             # Those that were cached become the latest, too.
             for case, outcome in outcomes.items():
-                if self._may_keep(outcome):
+                # Where VAL gave no verdict, it may do so the next time;
+                # the limits of the built-in validator do not change.
+                has_verdict = outcome.verdict.error not in VALIDATOR_FAILURES
+                if has_verdict or self._scoring.validator == "builtin":
                     self._outcomes[case] = outcome
                     self._outcomes.move_to_end(case)
             while len(self._outcomes) > self._cache_size:
                 self._outcomes.popitem(last=False)
         return [outcomes[case] for case in cases], len(cases) - len(new_cases)
-
-    def _may_keep(self, outcome: PlanOutcome) -> bool:
-        # Where VAL gave no verdict, it may do so the next time;
-        # the limits of the built-in validator do not change.
-        return (
-            self._scoring.validator == "builtin" or outcome.verdict.error not in VALIDATOR_FAILURES
-        )
 
 
 def judge_plans(
@@ -183,14 +179,18 @@ def _outcome(
     # No credit for its beginning: a plan followed by junk would be rewarded as one.
     if plan.error is not None:
         return PlanOutcome(actions, verdict, 0.0, 0.0, 0.0, steps, False)
-    overlap = max(
-        (lccs(actions, reference, scoring.normalise_by) for reference in references), default=0.0
-    )
-    partial = (
-        overlap
-        if scoring.partial == "lccs"
-        else _partial(case, actions, verdict, references, scoring)
-    )
+
+    def best_overlap(measure: Callable[..., float]) -> float:
+        overlaps = [measure(actions, reference, scoring.normalise_by) for reference in references]
+        return max(overlaps, default=0.0)
+
+    overlap = best_overlap(lccs)
+    if scoring.partial == "lccs":
+        partial = overlap
+    elif scoring.partial == "lcs":
+        partial = best_overlap(lcs)
+    else:
+        partial = _progress(case, actions, verdict, references, scoring)
     # Junk around a reference costs no overlap with it, so such plans are counted.
     holds_reference = any(
         reference and lcs(actions, reference, "reference") == 1.0 for reference in references
@@ -199,30 +199,29 @@ def _outcome(
     return PlanOutcome(actions, verdict, overlap, partial, reward, steps, holds_reference)
 
 
-def _partial(
+def _progress(
     case: _Case,
     actions: Plan,
     verdict: PlanVerdict,
     references: Sequence[Plan],
     scoring: PlanScoring,
 ) -> float:
-    """Compute the credit of a plan, in [0, 1], for `lcs`, `prefix` and `goal`."""
-    if scoring.partial == "lcs":
-        return max(
-            (lcs(actions, reference, scoring.normalise_by) for reference in references), default=0.0
-        )
+    """Compute how far a plan gets, in [0, 1], for `prefix` and `goal`."""
     # VAL does not say how far a plan gets.
     if verdict.executed_steps is None:
         verdict = validate_actions(case.domain_pddl, case.problem_pddl, actions)
     if scoring.partial == "goal":
-        # A goal without conditions is reached by whatever can be carried out.
-        return (
-            (verdict.goals_reached or 0) / verdict.goals
-            if verdict.goals
-            else float(verdict.executable)
-        )
+        return goal_fraction(verdict)
     shortest = min(references, key=len, default=())
     return per_action(verdict.executed_steps or 0, actions, shortest, scoring.normalise_by)
+
+
+def goal_fraction(verdict: PlanVerdict) -> float:
+    """Return conditions of the goal that hold where a plan stops / conditions that the goal joins by `and`."""
+    # A goal without conditions is reached by whatever can be carried out.
+    if not verdict.goals:
+        return float(verdict.executable)
+    return (verdict.goals_reached or 0) / verdict.goals
 
 
 def reference_cost(domain_pddl: str, problem_pddl: str, references: Iterable[Plan]) -> float | None:

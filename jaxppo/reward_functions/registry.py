@@ -42,16 +42,16 @@ class Context(NamedTuple):
     """What a run has for its reward functions, beside their settings.
 
     Attributes:
+        load_model: reads the reward model.
         validator: who judges plans.
         seed: of the audit's sample.
         folder: run folder, for disagreements that an audit finds; None: they are only counted.
-        load_model: reads the reward model; None where no model can be computed.
     """
 
+    load_model: ModelLoader
     validator: str = "builtin"
     seed: int = 0
     folder: Path | None = None
-    load_model: ModelLoader | None = None
 
 
 # --- the functions of our own
@@ -87,8 +87,6 @@ def _plan(config: RewardConfig, run: Context) -> RewardFunction:
 
 
 def _model(config: RewardConfig, run: Context) -> RewardFunction:
-    if run.load_model is None:
-        raise ConfigError("reward_funcs: expected no reward model here, got 'model'")
     assert config.reward_model_path is not None
     return run.load_model(config.reward_model_path)
 
@@ -104,17 +102,15 @@ class BuiltIn(NamedTuple):
     Attributes:
         make: the maker.
         setting: the setting that the function cannot do without, and that means nothing to the others; None: none.
-        on_devices: it computes on the devices that sample and learn.
     """
 
     make: Callable[[RewardConfig, Context], RewardFunction]
     setting: str | None = None
-    on_devices: bool = False
 
 
 BUILT_IN = {
     "plan": BuiltIn(_plan),
-    "model": BuiltIn(_model, "reward_model_path", on_devices=True),
+    "model": BuiltIn(_model, "reward_model_path"),
     "sentiment": BuiltIn(_sentiment, "sentiment_model_path"),
 }
 """Reward functions by the names that `reward_funcs` takes, beside addresses of servers and module:function."""
@@ -124,8 +120,8 @@ BUILT_IN = {
 
 
 def need_devices(config: RewardConfig) -> bool:
-    """Return whether a function of our own computes on the devices; one of the user's is taken to use the host."""
-    return any(name in BUILT_IN and BUILT_IN[name].on_devices for name in config.reward_funcs)
+    """Return whether a function computes on the devices that sample and learn; the user's are taken to use the host."""
+    return "model" in config.reward_funcs
 
 
 def check(config: RewardConfig, validator: str | None = None) -> None:
@@ -154,18 +150,17 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
             require((value is not None) == is_used, built_in.setting, rule, value)
 
 
-def make_rewards(config: RewardConfig, run: Context | None = None) -> Rewards:
+def make_rewards(config: RewardConfig, run: Context) -> Rewards:
     """Make the reward functions of a configuration.
 
     Args:
         config: which functions, and their settings.
-        run: what the run has for them; default: nothing.
+        run: what the run has for them.
 
     Raises:
         ConfigError: see `check`, or a function cannot be found.
     """
     check(config)
-    run = run or Context()
     rewards = []
     for name, weight in _weighted_names(config):
         timeout_s = config.reward_timeout_s
@@ -216,8 +211,8 @@ def reward_model_loader(
     params: Params,
     tokenizer: Any,
     parallel: DataParallel,
-    end_ids: tuple[int, ...] | None = None,
-    system_prompt: str | None = None,
+    end_ids: tuple[int, ...],
+    system_prompt: str | None,
 ) -> ModelLoader:
     """Return the loader of the reward `model`: a full model, or an adapter on the weights that the policy starts from.
 
@@ -226,26 +221,23 @@ def reward_model_loader(
         params: its weights at the start; shared with an adapter, not copied, where they are on the devices.
         tokenizer: its tokenizer.
         parallel: devices.
-        end_ids: any of these ends a completion; default: the tokenizer's end of sequence and those of the model.
+        end_ids: any of these ends a completion.
         system_prompt: first turn that the policy gets before chats without one; a model of another vocabulary, too.
     """
 
     def load(path: str) -> RewardFunction:
         folder = hf.find_model(path)
-        policy_end_ids = (
-            policy.source.eos_ids(tokenizer.eos_token_id) if end_ids is None else end_ids
-        )
         # An adapter is computed on the policy's frozen base, which is on the devices once.
         if _is_adapter(folder):
             return load_reward_adapter(
-                str(folder), policy, params, tokenizer, parallel, policy_end_ids=policy_end_ids
+                str(folder), policy, params, tokenizer, parallel, policy_end_ids=end_ids
             )
         return load_reward_model(
             str(folder),
             tokenizer,
             parallel,
             dtype=policy.computation.dtype or "float32",
-            policy_end_ids=policy_end_ids,
+            policy_end_ids=end_ids,
             system_prompt=system_prompt,
         )
 

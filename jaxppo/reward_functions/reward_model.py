@@ -89,7 +89,7 @@ class ModelReward:
         if not self.shares_vocabulary:
             self.reads = f"texts by its own tokenizer: {self._template.describe()}"
         self._max_length = model.max_length
-        self._scorer = RowScorer(model, parallel, batch_size, self._max_length)
+        self._scorer = RowScorer(model, parallel, batch_size)
 
     def __call__(
         self,

@@ -46,20 +46,12 @@ class RowScorer:
         model: configuration of the model.
         parallel: devices.
         batch_size: the largest number of rows scored at once, over all devices (rounded up to a multiple of them).
-        max_length: longest row that will come, at most the number of the model's positions.
     """
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        parallel: DataParallel,
-        batch_size: int,
-        max_length: int | None = None,
-    ):
+    def __init__(self, model: ModelConfig, parallel: DataParallel, batch_size: int):
         self._model = model
         self._parallel = parallel
         self._batch_size = batch_size
-        self._max_length = max_length
         self._halving = Halving("scores of a reward model")
         # A wide model takes a CPU so long that columns and rows
         # of padding cost more than compiling for more sizes.
@@ -130,7 +122,7 @@ class RowScorer:
         # With copies of a real row, since every row must have a last token.
         filled = [*rows, *[rows[0]] * (num_rows - len(rows))]
         num_tokens = padded_size(
-            max(map(len, rows)), self._max_length, steps=4 if self._is_costly else 2
+            max(map(len, rows)), self._model.max_length, steps=4 if self._is_costly else 2
         )
         ids, lengths = right_padded(filled, num_tokens)
         return self._program(params, *self._parallel.put((ids, lengths), 0))

@@ -75,13 +75,13 @@ RECORD = {"loss/policy_avg": float("nan"), "reward/plan_valid": 0.5, "episode": 
         (RuntimeError("no such\nluck"), "report"),
     ],
 )
-def test_a_check_that_fails_hides_no_other_and_only_a_bug_is_to_be_reported(error, fix):
+def test_a_check_that_fails_hides_no_other_and_only_a_bug_is_to_be_reported(error, fix, monkeypatch):
     def broken():
         yield Check("first", "ok", "found")
         raise error
 
-    groups = {"One": {"thing": broken}, "Two": {"python": doctor_checks.python_version}}
-    checks = [check for _, check in doctor.examine(groups)]
+    quick(monkeypatch, One={"thing": broken}, Two={"python": doctor_checks.python_version})
+    checks = [check for _, check in doctor.examine()]
     assert [check.status for check in checks] == ["ok", "failed", "ok"]
     assert fix in checks[1].fix and "\n" not in checks[1].finding
     assert ("report" in checks[1].fix) == isinstance(error, RuntimeError)

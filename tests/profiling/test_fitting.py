@@ -43,8 +43,11 @@ def found(monkeypatch):
         measured = fitting.Measured(build(config), dict(compiled(build(config))))
         assert not measured.fits(int(memory_gib * GIB))
         change = fitting.smallest_change(config, measured, int(memory_gib * GIB), build, lines.append)
-        assert change is None or change.measured.fits(int(memory_gib * GIB))
-        return None if change is None else fitting.describe(change.flags), lines
+        if change is None:
+            return None, lines
+        flags, fitting_plan = change
+        assert fitting_plan.fits(int(memory_gib * GIB))
+        return fitting.describe(flags), lines
 
     return find
 

@@ -11,7 +11,7 @@ import pytest
 from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError
 from jaxppo.reward_functions.isolated import Workers, import_function
-from jaxppo.reward_functions.registry import make_rewards
+from jaxppo.reward_functions.registry import Context, make_rewards
 from jaxppo.rewards import Completions, Failed
 from tests.processes import is_running, wait_until
 
@@ -156,5 +156,5 @@ def test_workers_say_when_their_process_cannot_import_the_function(functions, wo
 
 
 def test_make_rewards_calls_functions_without_a_time_limit_here(functions):
-    rewards = make_rewards(RewardConfig(reward_funcs=(f"{functions}:moody",)))
+    rewards = make_rewards(RewardConfig(reward_funcs=(f"{functions}:moody",)), Context(load_model=None))
     assert rewards(completions("a")).extras["who"] == [os.getpid()]

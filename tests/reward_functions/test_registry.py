@@ -1,10 +1,14 @@
 """From names in a configuration to reward functions: which names there are, and which settings they need."""
 
+from functools import partial
+
 import pytest
 
 from jaxppo.config import RewardConfig
 from jaxppo.errors import ConfigError
-from jaxppo.reward_functions.registry import check, describe, make_rewards
+from jaxppo.reward_functions.registry import Context, check, describe, make_rewards
+
+NO_MODEL = Context(load_model=None)
 
 
 @pytest.mark.parametrize(
@@ -16,22 +20,17 @@ from jaxppo.reward_functions.registry import check, describe, make_rewards
     ],
 )
 def test_check_names_the_setting_that_cannot_be_meant(settings, named):
-    for use in (check, make_rewards):
+    for use in (check, partial(make_rewards, run=NO_MODEL)):
         with pytest.raises(ConfigError, match=f"^{named}"):
             use(RewardConfig(**settings))
-
-
-def test_a_reward_model_is_refused_where_none_can_be_computed():
-    with pytest.raises(ConfigError, match=r"^reward_funcs: .*'model'"):
-        make_rewards(RewardConfig(reward_funcs=("model",), reward_model_path="x"))
 
 
 def test_an_address_is_a_reward_server_which_metrics_call_server():
     url = "http://me:hunter2@127.0.0.1:8000/score"
     config = RewardConfig(reward_funcs=("tests.reward_servers:length", url), reward_weights=(1.0, 0.5))
-    length, server = make_rewards(config).rewards
+    length, server = make_rewards(config, NO_MODEL).rewards
     assert (length.name, server.name, server.weight) == ("length", "server", 0.5)
     assert server.function.address == "http://127.0.0.1:8000/score"
     assert "hunter2" not in describe(config) and "127.0.0.1:8000/score" in describe(config)
     with pytest.raises(ConfigError, match=r"^reward server: "):
-        make_rewards(RewardConfig(reward_funcs=("http://",)))
+        make_rewards(RewardConfig(reward_funcs=("http://",)), NO_MODEL)

@@ -98,7 +98,7 @@ def _explain(different: Sequence[Judgement], has_val: bool) -> list[Reason]:
     unexplained = [
         judgement for judgement, reason in zip(different, reasons, strict=True) if reason is None
     ]
-    if has_val and unexplained:
+    if has_val:
         unexplained = ask_val(unexplained)
     reasons_by_val = map(_reason_by_val, unexplained)
     return [next(reasons_by_val) if reason is None else reason for reason in reasons]

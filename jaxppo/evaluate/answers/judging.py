@@ -93,7 +93,7 @@ class AnswerJudge:
     def __init__(self, problems: Problems, rule: Rule = "strict"):
         self._problems = problems
         self._rule = RULES.index(rule)
-        self._readings_by_text: dict[tuple[int, str, bool], list[_Reading]] = {}
+        self._readings_by_text: dict[tuple[int, str | None, bool], list[_Reading]] = {}
 
     def __call__(
         self, answers: Iterable[PlanAnswer | UnusableAnswer]
@@ -138,17 +138,20 @@ class AnswerJudge:
 
     def _readings(self, task: AnsweredProblem, answer: PlanAnswer) -> list[_Reading]:
         """Read and judge an answer by every rule, in the order of `RULES`."""
-        # No answer is a failure.
-        if answer.text is None:
-            unreadable = ParsedPlan((), PlanError.SYNTAX, 1)
-            return [_Reading(unreadable, _refused(unreadable))] * len(RULES)
         key = (id(task), answer.text, answer.is_planner_output)
         if key not in self._readings_by_text:
-            if answer.is_planner_output:
-                # Nothing is cut out of a planner's file, so all rules read the same in it.
-                readings = [self._read_planner_output(task, answer.text)] * len(RULES)
+            if answer.text is None:
+                # No answer is a failure.
+                unreadable = ParsedPlan((), PlanError.SYNTAX, 1)
+                readings = [_Reading(unreadable, _refused(unreadable))]
+            elif answer.is_planner_output:
+                # Nothing is cut out of a planner's file.
+                readings = [self._read_planner_output(task, answer.text)]
             else:
                 readings = self._read(task, answer.text)
+            # A single reading is that of all rules.
+            if len(readings) == 1:
+                readings *= len(RULES)
             self._readings_by_text[key] = readings
         return self._readings_by_text[key]
 
@@ -163,18 +166,19 @@ class AnswerJudge:
         return _Reading(untimed, verdict)
 
     def _read(self, task: AnsweredProblem, text: str) -> list[_Reading]:
+        """Read and judge a text by every rule; one reading where all rules read the same."""
         if task.problem is None:
             # VAL reads the text itself, as nothing here knows the notation of such plans.
             verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
             error = verdict.error if verdict.error is PlanError.SYNTAX else None
             steps = parse_plan_for(task.domain_pddl, task.problem_pddl, text).actions
-            return [_Reading(ParsedPlan(steps, error), verdict)] * len(RULES)
+            return [_Reading(ParsedPlan(steps, error), verdict)]
         strict = task.reader.read(text, "strict")
         readings = [_Reading(strict, self._verdict(task, strict))]
         # Of a text that is a plan as a whole, the other rules read the names of actions anew, and nothing else.
         names = task.problem.domain.actions
         if strict.error is None and all(action[0] in names for action in strict.actions):
-            return readings * len(RULES)
+            return readings
         for rule in RULES[1:]:
             plan = task.reader.read(text, rule)
             readings.append(_Reading(plan, self._verdict(task, plan)))
@@ -226,22 +230,16 @@ def rows_of(judgements: Sequence[Judgement], problems: Problems) -> dict[str, li
         lambda judgement: (
             judgement.answer.model,
             judgement.answer.prompt,
-            judgement.task.domain,
             id(judgement.task),
         ),
     )
     rows: dict[str, list[JudgedRow]] = {}
-    for (model, prompt, domain, _), group in groups.items():
-        rows.setdefault(model, []).append(_row(prompt, domain, group, problems))
+    for (model, _, _), group in groups.items():
+        rows.setdefault(model, []).append(_row(group, problems))
     return rows
 
 
-def _row(
-    prompt: str,
-    domain: str,
-    judgements: Sequence[Judgement],
-    problems: Problems,
-) -> JudgedRow:
+def _row(judgements: Sequence[Judgement], problems: Problems) -> JudgedRow:
     task = judgements[0].task
     references: dict[tuple[str, ...], None] = {}
     for judgement in judgements:
@@ -249,8 +247,8 @@ def _row(
             references[problems.reference(task, judgement.answer.reference)] = None
     row = {
         "id": task.id,
-        "split": prompt,
-        "domain": domain,
+        "split": judgements[0].answer.prompt,
+        "domain": task.domain,
         "domain_pddl": task.domain_pddl,
         "problem_pddl": task.problem_pddl,
         "reference_plan": [list(plan) for plan in references if plan] or None,

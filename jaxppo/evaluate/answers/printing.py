@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxppo.evaluate.answers.results import cells_of
-from jaxppo.evaluate.intervals import interval_text
+from jaxppo.evaluate.plan_metrics import cell_texts
 from jaxppo.run.console import Console, sanitize
 
 _MAX_LINES = 20
@@ -20,13 +20,6 @@ _COLUMNS = (
     "length",
     "most fail by",
 )
-_SHORT_COLUMNS = {
-    "exec": "executability",
-    "read": "readable",
-    "prefix": "prefix",
-    "length": "length_ratio",
-}
-"""{column: measure} of those without an interval."""
 
 
 def print_answers(console: Console, content: Mapping[str, Any]) -> None:
@@ -65,18 +58,14 @@ def _row(
     if failures:
         commonest = max(failures, key=lambda name: failures[name])
         failure = f"{commonest.replace('_', ' ')} ({failures[commonest]})"
-    row = {
+    return {
         "domain": domain,
         "model": model,
         "prompt": prompt,
         "n": str(cell["answers"]),
-        "valid": interval_text(cell["validity"]),
         "most fail by": failure,
+        **cell_texts(cell),
     }
-    # A terminal has no room for more intervals than that of the validity.
-    for column, name in _SHORT_COLUMNS.items():
-        row[column] = interval_text(cell[name], with_interval=False)
-    return row
 
 
 def _print_recorded(console: Console, recorded: Mapping[str, Any]) -> None:

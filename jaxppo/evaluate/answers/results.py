@@ -69,7 +69,10 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
     # VAL is looked for before thousands of answers are read.
     if uses_val:
         check_validator("val")
-    problems = Problems(_folder(config.pddl_dir))
+    pddl_dir = None if config.pddl_dir is None else Path(config.pddl_dir)
+    if pddl_dir is not None and not pddl_dir.is_dir():
+        raise DataError(f"pddl_dir: expected a folder that exists, got {pddl_dir}")
+    problems = Problems(pddl_dir)
     columns = parse_columns(config.columns)
     answers = read_answers(Path(str(config.plans)), columns, problems.configs, problems.folders)
     judge = AnswerJudge(problems, config.extract)
@@ -98,14 +101,6 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
         "val": second_opinions(judgements),
     }
     return AnswerResults(list(map(_record, judgements)), rows, content)
-
-
-def _folder(name: str | None) -> Path | None:
-    if name is None:
-        return None
-    if not Path(name).is_dir():
-        raise DataError(f"pddl_dir: expected a folder that exists, got {name}")
-    return Path(name)
 
 
 def break_counts(rows: Iterable[JudgedRow]) -> dict[str, int]:
