@@ -8,7 +8,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
 _WIDTH = 110
 
@@ -129,13 +129,8 @@ def type_text(annotation: Any, words: TypeWords) -> str:
     arguments = get_args(annotation)
     if origin is Literal:
         return words.choices(arguments)
-    if origin is Annotated:  # `checks.choices`, or a mapping
-        names = arguments[1].metavar
-        return (
-            words.choices(names.strip("{}").split(","))
-            if names.startswith("{")
-            else words.basic[dict]
-        )
+    if origin is dict:
+        return words.basic[dict]
     if origin in (Union, types.UnionType):
         kinds = [type_text(argument, words) for argument in arguments if argument is not type(None)]
         if words.none is not None and type(None) in arguments:
