@@ -132,7 +132,7 @@ class TrainingRows(NamedTuple):
 
 def _read_rows(config: SFTConfig) -> list[data.Row]:
     """Read the rows to learn from; none of an endless split, which is drawn step by step."""
-    if _is_endless(config):
+    if config.is_endless:
         return []
     split = config.data.train_split
     validator = "builtin" if _judges_plans(config) else None
@@ -152,7 +152,7 @@ def _training_rows(
     """Return what is learned from: rows drawn without an end, made as the run goes on, or all encoded now."""
     if config.assistant_only_loss and not template.is_used:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
-    if _is_endless(config):
+    if config.is_endless:
         stream = data.stream_of(config.data, "train", config.augmented)
         batches = StreamAhead(stream, config.batch_size, config.stream_workers).batch
         return TrainingRows(
@@ -175,10 +175,6 @@ def _training_rows(
 
 _COLUMNS: dict[str, type] = {"prompt": str, "completion": str}
 """Columns that every row has, and what they hold."""
-
-
-def _is_endless(config: SFTConfig) -> bool:
-    return config.data.stream_domains is not None and config.data.train_split == "train"
 
 
 def _judges_plans(config: SFTConfig) -> bool:
@@ -307,7 +303,7 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     """
     registry.check(config.reward)
     # An endless split is drawn step by step, and never made as a whole.
-    train_splits = [] if _is_endless(config) else [config.data.train_split]
+    train_splits = [] if config.is_endless else [config.data.train_split]
     data.make_splits(config.data, [*train_splits, *config.data.eval_splits])
     # Rows first, then the model: what is wrong with a data set is said at once.
     rows = _read_rows(config)

@@ -33,25 +33,26 @@ def require_default(config: Any, name: str, reason: str) -> None:
 
 
 def require_positive(config: object, *names: str) -> None:
-    """Raise a `ConfigError` unless every named field is above 0."""
+    """Raise a `ConfigError` unless every named field is above 0, or None."""
     for name in names:
-        require(getattr(config, name) > 0, name, "a number above 0", getattr(config, name))
+        value = getattr(config, name)
+        require(value is None or value > 0, name, "a number above 0", value)
 
 
 def require_finite(config: object, *names: str) -> None:
-    """Raise a `ConfigError` unless every named field is finite and at least 0."""
+    """Raise a `ConfigError` unless every named field is finite and at least 0, or None."""
     for name in names:
         value = getattr(config, name)
         # A chain of comparisons, so that NaN is refused, too: each of its comparisons is false.
-        require(0.0 <= value < math.inf, name, "a finite number of at least 0", value)
+        fits = value is None or 0.0 <= value < math.inf
+        require(fits, name, "a finite number of at least 0", value)
 
 
 def require_fraction(config: object, *names: str) -> None:
-    """Raise a `ConfigError` unless every named field is in [0, 1]."""
+    """Raise a `ConfigError` unless every named field is in [0, 1], or None."""
     for name in names:
-        require(
-            0.0 <= getattr(config, name) <= 1.0, name, "a number in [0, 1]", getattr(config, name)
-        )
+        value = getattr(config, name)
+        require(value is None or 0.0 <= value <= 1.0, name, "a number in [0, 1]", value)
 
 
 def require_divisible(name: str, value: int, by_name: str, by: int) -> None:

@@ -37,21 +37,14 @@ class OptimizerConfig:
     """Clip the global gradient norm to this; `None` for no clipping."""
 
     def __post_init__(self) -> None:
-        require_finite(self, "learning_rate")
-        require(
-            self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps
-        )
-        require_positive(self, "adam_epsilon")
+        require_finite(self, "learning_rate", "value_learning_rate", "warmup_steps")
+        require_positive(self, "adam_epsilon", "max_grad_norm")
         require_fraction(self, "weight_decay")
         # At 1 the moments would never change, and their bias correction would divide by 0.
         for name in ("adam_beta1", "adam_beta2"):
             require(
                 0.0 <= getattr(self, name) < 1.0, name, "a number in [0, 1)", getattr(self, name)
             )
-        if self.value_learning_rate is not None:
-            require_finite(self, "value_learning_rate")
-        if self.max_grad_norm is not None:
-            require_positive(self, "max_grad_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,12 +72,9 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "val_timeout_s", "reward_workers")
-        require_fraction(self, "partial_scale")
-        if self.audit_rate is not None:
-            require_fraction(self, "audit_rate")
-        if self.reward_timeout_s is not None:
-            require_positive(self, "reward_timeout_s")
-            require_finite(self, "reward_timeout_s")
+        require_positive(self, "reward_timeout_s")
+        require_finite(self, "reward_timeout_s")
+        require_fraction(self, "partial_scale", "audit_rate")
         fits = isinstance(self.on_error, str) or math.isfinite(self.on_error)
         require(fits, "on_error", "stop, skip or a finite number", self.on_error)
         self._check_functions()

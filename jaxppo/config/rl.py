@@ -134,17 +134,9 @@ class RLConfig:
                 "a number above 1",
                 self.ratio_threshold,
             )
-        for name in (
-            "cliprange_high",
-            "delta",
-            "kl_target",
-            "gradient_accumulation_steps",
-            "local_rollout_forward_batch_size",
-        ):
-            if getattr(self, name) is not None:
-                require_positive(self, name)
-        if self.missing_eos_penalty is not None:
-            require_finite(self, "missing_eos_penalty")
+        require_positive(self, "cliprange_high", "delta", "kl_target")
+        require_positive(self, "gradient_accumulation_steps", "local_rollout_forward_batch_size")
+        require_finite(self, "missing_eos_penalty")
         self._check_scores()
         # kl_coef is adapted by factors, so that 0 would stay 0.
         if self.kl_target is not None:

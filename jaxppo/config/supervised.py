@@ -129,7 +129,7 @@ class SFTConfig:
         # prompt's order: there is nothing left to rename.
         renames_numbers = "names" in self.augmented and self.data.numbers_objects
         require(not renames_numbers, "augment", "no names with number_objects", self.augment)
-        fits = self._draws_rows or "states" not in self.augmented
+        fits = self.is_endless or "states" not in self.augmented
         require(fits, "augment", "states only with train_split train of a stream", self.augment)
         require_positive(self, "stream_workers", "total_episodes", "batch_size", "response_length")
         require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -175,11 +175,10 @@ class SFTConfig:
         """Check what is learned of each row."""
         if self.max_length is None:
             require_default(self, "overlong", "without max_length")
-        else:
-            require_positive(self, "max_length")
-            if self.augmented or self._draws_rows:
-                reason = "with augment or an endless stream, whose rows are not known before"
-                require_default(self, "max_length", reason)
+        require_positive(self, "max_length")
+        if self.augmented or self.is_endless:
+            reason = "with augment or an endless stream, whose rows are not known before"
+            require_default(self, "max_length", reason)
         if self.assistant_only_loss:
             # None passes: whether the tokenizer has a template is seen when it is loaded.
             use_chat_template = self.data.use_chat_template
@@ -196,7 +195,7 @@ class SFTConfig:
         return with_best_metric(self, splits[0]) if splits else self
 
     @property
-    def _draws_rows(self) -> bool:
+    def is_endless(self) -> bool:
         """Whether rows are those of an endless stream: the only split without an end is `train`."""
         return self.data.stream_domains is not None and self.data.train_split == "train"
 
@@ -301,17 +300,14 @@ class RewardModelConfig:
         require_positive(
             self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_length"
         )
-        require_positive(self, "batch_size", "eval_batch_size")
+        require_positive(self, "batch_size", "eval_batch_size", "total_episodes")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
         require_divisible(
             "hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads
         )
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
-        if self.total_episodes is not None:
-            require_positive(self, "total_episodes")
-        if self.center_rewards_coefficient is not None:
-            require_finite(self, "center_rewards_coefficient")
+        require_finite(self, "center_rewards_coefficient")
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         require_default(self.optimizer, "value_learning_rate", "as there is no value model")
         require_default(self.peft, "lora_path", "as a reward model's adapter is fresh")

@@ -12,6 +12,7 @@ from jaxppo.config.checks import (
     require,
     require_default,
     require_divisible,
+    require_finite,
     require_positive,
 )
 from jaxppo.config.data import CurriculumConfig, DataConfig
@@ -99,18 +100,10 @@ class TrainConfig:
     the table of the ten most expensive operations, top_ops.txt."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_size", "max_bad_updates")
-        require(self.profile >= 0, "profile", "an integer of at least 0", self.profile)
+        require_positive(self, "batch_size", "max_bad_updates", "total_episodes")
+        require_finite(self, "profile", "num_sample_generations")
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
-        if self.total_episodes is not None:
-            require_positive(self, "total_episodes")
-        require(
-            self.num_sample_generations >= 0,
-            "num_sample_generations",
-            "at least 0",
-            self.num_sample_generations,
-        )
         # Greedy completions of a prompt would all be the
         # same, and no action would be better than another.
         require_positive(self.sampling, "temperature")
