@@ -354,7 +354,6 @@ def _run_updates(
         ),
         is_over=health.is_over,
         watch=lambda output: health.check(output.record, *output.watched),
-        old_metric_names=config.old_metric_names,
         show=printing.show_samples,
         change=setup.learner.with_changed_settings,
     )

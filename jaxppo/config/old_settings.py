@@ -155,6 +155,7 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "on_timeout": OldSetting("a completion that takes too long is left out", ("skip",)),
     "pool": OldSetting("its gain was within the intervals (docs/experiments/)", ("round",)),
     "start_from": OldSetting("every round trains the model that the run started from", ("start",)),
+    "old_metric_names": OldSetting("docs/metrics.md has the names of TRL 0.11", (False,)),
     "greater_is_better": OldSetting(
         "a metric_for_best_model that ends with loss is best where it is lowest", (True,)
     ),

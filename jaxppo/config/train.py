@@ -93,8 +93,6 @@ class TrainConfig:
     """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = python_only(3)
     """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
-    old_metric_names: bool = python_only(False)
-    """Log metrics under their TRL 0.11 names too, where these differ."""
     profile: int = 0
     """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
     the table of the ten most expensive operations, top_ops.txt."""

@@ -218,13 +218,11 @@ def check_tensors(
         if name not in tensors:
             missing.append(f"{name}: expected shape {entry.shape}, got no tensor")
             continue
-        shape = tuple(tensors[name].get_shape())
+        shape = tensors[name].shape
         if shape != entry.shape:
             unfit.append(f"{name}: expected shape {entry.shape}, got {shape}")
         if not is_floating(tensors[name]):
-            unfit.append(
-                f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}"
-            )
+            unfit.append(f"{name}: expected floating-point weights, got {tensors[name].dtype}")
     # The folder may have heads that this model does not need,
     # such as the language model's where a score head is read.
     heads = {
@@ -236,7 +234,7 @@ def check_tensors(
         if name in heads:
             unused.append(name)
         elif not family.ignored.search(name):
-            shape = tuple(tensors[name].get_shape())
+            shape = tensors[name].shape
             unknown.append(f"{name}: expected no such tensor, got shape {shape}")
     # Missing ones first: they show best that the folder holds another model.
     problems = missing + unfit + unknown

@@ -12,7 +12,6 @@ from jaxppo.run.checkpoints import EMPTY_HOST_STATE, Checkpoints, can_be_saved
 from jaxppo.run.console import Console
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
-from jaxppo.run.metrics import with_old_names
 from jaxppo.run.preemption import Preempted
 from jaxppo.run.progress import Progress
 from jaxppo.types import HostState, TrainState
@@ -44,7 +43,6 @@ class LoopSteps(NamedTuple):
     is_over: Callable[[dict[str, Any]], bool] = lambda record: False
     # Warns, or raises where the run cannot go on.
     watch: Callable[[StepOutput], None] = lambda output: None
-    old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
     # Prints samples; None: the run has none.
     show: Callable[[Console, Sequence[dict[str, Any]]], None] | None = None
     # What a resumed run does with a restored state whose
@@ -231,8 +229,6 @@ class TrainingLoop:
         progress.update(num_done, **headline.numbers(record))
 
     def _log(self, record: dict[str, Any], metrics: JsonlLog) -> None:
-        if self._steps.old_metric_names:
-            record = with_old_names(record)
         metrics.append(record)
         self._run.trackers.log(int(record["step"]), record)
 

@@ -6,7 +6,6 @@ metrics.toml.
 """
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -160,16 +159,6 @@ def may_report(name: Any) -> bool:
     if name == "cache/reward_hits" or (prefix_of(name) == "reward" and name not in _COUNTED_BY_RUN):
         return True
     return name not in COUNTERS and find(name) is None
-
-
-def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record, plus every metric of it again under TRL 0.11's name where that differs."""
-    result = dict(record)
-    # In addition: whoever compares runs with those of TRL 0.11 finds both names.
-    for metric in METRICS:
-        if metric.old_name and metric.name in record:
-            result[metric.old_name] = record[metric.name]
-    return result
 
 
 def prefix_of(name: str) -> str:
