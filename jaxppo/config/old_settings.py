@@ -156,6 +156,10 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "pool": OldSetting("its gain was within the intervals (docs/experiments/)", ("round",)),
     "start_from": OldSetting("every round trains the model that the run started from", ("start",)),
     "old_metric_names": OldSetting("docs/metrics.md has the names of TRL 0.11", (False,)),
+    "tokenizer_path": OldSetting("--model_path names a model to start from", ("blocksworld-sft",)),
+    "hidden_size": OldSetting("--model_path names a model to start from", (128,)),
+    "num_hidden_layers": OldSetting("--model_path names a model to start from", (4,)),
+    "num_attention_heads": OldSetting("--model_path names a model to start from", (4,)),
     "greater_is_better": OldSetting(
         "a metric_for_best_model that ends with loss is best where it is lowest", (True,)
     ),

@@ -270,16 +270,7 @@ class RewardModelConfig:
     max_length: int = 1024
     """Pairs with a longer text (prompt, completion and end of sequence, in tokens) are left out and counted."""
     model_path: str | None = None
-    """Language model, for its trunk, or reward model to start from: a Hugging Face folder or hub id; default: a fresh
-    GPT-NeoX of the sizes below."""
-    tokenizer_path: str = "blocksworld-sft"
-    """Fresh model: folder or hub id of the model whose tokenizer it takes, such as the policy to be rewarded."""
-    hidden_size: int = 128
-    """Fresh model: width."""
-    num_hidden_layers: int = 4
-    """Fresh model: layers."""
-    num_attention_heads: int = 4
-    """Fresh model: attention heads."""
+    """Language model, for its trunk, or reward model to start from: a Hugging Face folder or hub id."""
     dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
@@ -297,14 +288,8 @@ class RewardModelConfig:
     """Texts scored at once in an evaluation."""
 
     def __post_init__(self) -> None:
-        require_positive(
-            self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_length"
-        )
-        require_positive(self, "batch_size", "eval_batch_size", "total_episodes")
+        require_positive(self, "max_length", "batch_size", "eval_batch_size", "total_episodes")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
-        require_divisible(
-            "hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads
-        )
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         require_finite(self, "center_rewards_coefficient")
@@ -312,13 +297,6 @@ class RewardModelConfig:
         require_default(self.optimizer, "value_learning_rate", "as there is no value model")
         require_default(self.peft, "lora_path", "as a reward model's adapter is fresh")
         require_default(self.run, "target", "as only `train` and `sft` have it")
-        if self.peft.use_peft:
-            require(
-                self.model_path is not None,
-                "model_path",
-                "a model under the adapter with use_peft",
-                None,
-            )
 
     def num_updates(self, num_pairs: int) -> int:
         """Return the number of optimizer steps in the run."""
