@@ -6,7 +6,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,13 +123,6 @@ def _plan(
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
-class TrainingRows(NamedTuple):
-    """The rows to learn from."""
-
-    rows: Learned
-    source: str  # what they are out of, for people
-
-
 def _read_rows(config: SFTConfig) -> list[data.Row]:
     """Read the rows to learn from; none of an endless split, which is drawn step by step."""
     if config.is_endless:
@@ -145,32 +138,39 @@ def _training_rows(
     config: SFTConfig,
     rows: list[data.Row],
     model: ModelConfig,
-    tokenizer: Any,
     template: data.ChatTemplate,
     console: Console,
-) -> TrainingRows:
-    """Return what is learned from: rows drawn without an end, made as the run goes on, or all encoded now."""
+) -> tuple[Learned, str]:
+    """Return what is learned from, and what it is out of: rows without an end, made anew in every epoch, or fixed."""
+    tokenizer = template.tokenizer
     if config.assistant_only_loss and not template.is_used:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
     if config.is_endless:
         stream = data.stream_of(config.data, "train", config.augmented)
         batches = StreamAhead(stream, config.batch_size, config.stream_workers).batch
-        return TrainingRows(
-            _encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream"
-        )
-    fitting = data.without_overlong(tokenizer, rows, config.data, template)
-    num_left_out = len(rows) - len(fitting)
-    data.report_left_out(console.print, config.data, {config.data.train_split: num_left_out})
-    if config.augmented:
+        source = "an endless stream"
+    else:
+        fitting = data.without_overlong(tokenizer, rows, config.data, template)
+        num_left_out = len(rows) - len(fitting)
+        data.report_left_out(console.print, config.data, {config.data.train_split: num_left_out})
+        if not config.augmented:
+            return _fixed_rows(config, fitting, template, console)
         numbered = config.data.numbers_objects
         batches = data.renamed_in_every_epoch(
             fitting, config.batch_size, config.run.seed, config.augmented, numbered=numbered
         )
         source = f"{len(fitting)}, each drawn anew in every epoch"
-        return TrainingRows(
-            _encoded_when_needed(config, model, tokenizer, template, batches), source
+
+    def encoded(step: int) -> list[data.EncodedRow]:
+        return data.encode_rows(
+            tokenizer,
+            batches(step),
+            config.data.longest_prompt,
+            template,
+            assistant_only=config.assistant_only_loss,
         )
-    return _fixed_rows(config, fitting, tokenizer, template, console)
+
+    return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length), source
 
 
 _COLUMNS: dict[str, type] = {"prompt": str, "completion": str}
@@ -237,38 +237,16 @@ def _unreadable_splits(config: SFTConfig, splits: Sequence[str]) -> dict[str, st
     return reasons
 
 
-def _encoded_when_needed(
-    config: SFTConfig,
-    model: ModelConfig,
-    tokenizer: Any,
-    template: data.ChatTemplate,
-    batches: Callable[[int], Sequence[data.Row]],
-) -> data.FreshData:
-    """Return rows that are made for every step anew, and encoded then."""
-
-    def encoded(step: int) -> list[data.EncodedRow]:
-        return data.encode_rows(
-            tokenizer,
-            batches(step),
-            config.data.longest_prompt,
-            template,
-            assistant_only=config.assistant_only_loss,
-        )
-
-    return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length)
-
-
 def _fixed_rows(
     config: SFTConfig,
     rows: list[data.Row],
-    tokenizer: Any,
     template: data.ChatTemplate,
     console: Console,
-) -> TrainingRows:
+) -> tuple[data.SupervisedData, str]:
     max_prompt_length, limit = data.limits_of(config)
     supervised = data.SupervisedData(
         rows,
-        tokenizer,
+        template.tokenizer,
         config.batch_size,
         config.run.seed,
         max_prompt_length,
@@ -281,7 +259,7 @@ def _fixed_rows(
             f"{supervised.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
             f"{supervised.overlong - supervised.left_out} cut, {supervised.left_out} left out"
         )
-    return TrainingRows(supervised, str(len(supervised)))
+    return supervised, str(len(supervised))
 
 
 class SupervisedInputs(NamedTuple):
@@ -290,7 +268,8 @@ class SupervisedInputs(NamedTuple):
     start: SupervisedStart
     model: ModelConfig  # as it computes
     template: data.ChatTemplate
-    training: TrainingRows
+    rows: Learned
+    source: str  # what the rows are out of, for people
 
 
 def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> SupervisedInputs:
@@ -315,10 +294,10 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     parallel.check_model(model)
     template = data.make_chat_template(start.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
-    training = _training_rows(config, rows, model, start.tokenizer, template, console)
+    learned, source = _training_rows(config, rows, model, template, console)
     length_of = "longest prompt and completion of train_split, which max_length limits"
-    models.check_length(model, training.rows.longest, length_of, start.tokenizer.model_max_length)
-    return SupervisedInputs(start, model, template, training)
+    models.check_length(model, learned.longest, length_of, start.tokenizer.model_max_length)
+    return SupervisedInputs(start, model, template, learned, source)
 
 
 def _read_held_out(
@@ -406,10 +385,10 @@ def _print_plan(run: Run, inputs: SupervisedInputs, learner: SFT, held_out: Held
     parameters = sum(p.size for p in jax.tree.leaves(start.params))
     adapters = "" if start.adapter is None else f" under adapters of rank {start.adapter.r}"
     run.console.print(
-        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {inputs.training.source}, "
+        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {inputs.source}, "
         f"{parameters:,} parameters{adapters}, into {run.folder}"
     )
-    budget = learner.budget(inputs.training.rows, held_out.memory)
+    budget = learner.budget(inputs.rows, held_out.memory)
     print_memory(run.console, budget)
     pretrained = None if start.loaded is None else parameters
     use_peft = start.adapter is not None
@@ -430,13 +409,11 @@ def sft(config: SFTConfig) -> Path:
     if config.run.target is not None:
         # The programs of a target are compiled for its devices; here only shapes are read.
         inputs = read_inputs(config, DataParallel(), run.console)
-        show(run.console, config, partial(_plan, inputs.start, inputs.training.rows))
+        show(run.console, config, partial(_plan, inputs.start, inputs.rows))
         return run.folder
     assert run.trackers is not None  # trackers that are not installed are met here
     inputs = read_inputs(config, run.parallel, run.console)
-    learner = SFT(
-        config, inputs.model, run.parallel, inputs.training.rows.length_gaps, inputs.start.adapter
-    )
+    learner = SFT(config, inputs.model, run.parallel, inputs.rows.length_gaps, inputs.start.adapter)
     held_out = _read_held_out(config, inputs, learner, run.console)
     loop = _loop_settings(config, held_out)
     _print_plan(run, inputs, learner, held_out)
@@ -475,7 +452,7 @@ def _carry_out(
 
     steps = LoopSteps(
         total=config.num_updates,
-        step=learner.step(inputs.training.rows),
+        step=learner.step(inputs.rows),
         evaluate=evaluate,
         meta=_meta(run, config, inputs),
         title="SFT",

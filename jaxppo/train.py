@@ -51,7 +51,6 @@ class Setup:
 
     config: TrainConfig
     tokenizer: Any
-    template: data.ChatTemplate
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
     curriculum: data.SuccessCurriculum | data.Shuffled
@@ -213,7 +212,6 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     setup = Setup(
         config=config,
         tokenizer=models.tokenizer,
-        template=inputs.template,
         models_meta=models_meta(
             models.policy_base,
             models.value_base,
