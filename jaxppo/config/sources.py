@@ -21,7 +21,7 @@ import yaml
 
 from jaxppo.config.checks import has_flag, require
 from jaxppo.config.data import DEFAULT_PARTS, as_list, merge_parts
-from jaxppo.config.help import TypeWords, show_help, type_text
+from jaxppo.config.help import SENTENCE_WORDS, show_help, type_text
 from jaxppo.config.old_settings import OLD_SETTINGS, translate_old_settings
 from jaxppo.config.paths import write_atomically
 from jaxppo.config.reading import parse_json, parse_yaml
@@ -101,19 +101,6 @@ MEANT = {
 
 _ALSO = {"sft_model_path": "model_path"}
 """What a command has in place of a setting that it lacks."""
-
-_ERROR_WORDS = TypeWords(
-    basic={
-        str: "text",
-        int: "an integer",
-        float: "a number",
-        bool: "True or False",
-        dict: "a mapping",
-    },
-    alternatives=" or ",
-    choices=lambda names: f"one of {', '.join(names)}",
-    none="None",
-)
 
 CONFIG_FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
@@ -199,7 +186,7 @@ def _parse(name: str, annotation: Any, value: Any) -> Any:
         return _convert(annotation, value)
     except ValueError:
         raise ConfigError(
-            f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}"
+            f"{name}: expected {type_text(annotation, SENTENCE_WORDS)}, got {value!r}"
         ) from None
 
 

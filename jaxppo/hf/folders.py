@@ -221,7 +221,10 @@ def load_model(
             params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
             return LoadedModel(config, params, folder, (), (), (), shapes_only=True)
         tensors = open_tensors(folder)
-        entries = expected_tensors(config, head, tensors)
+        # transformers prefixes the trunk's names where a head is beside it, but reads folders of either kind.
+        prefix = family_of(config.model_type).trunk_prefix
+        has_prefix = any(name.startswith(prefix) for name in tensors)
+        entries = expected_tensors(config, head, has_prefix, "score.bias" in tensors)
         fresh = tuple(
             name
             for name, entry in entries.items()

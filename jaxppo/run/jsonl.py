@@ -111,15 +111,8 @@ def _parse(content: bytes, source: str) -> tuple[str, dict[str, Any]]:
     try:
         line = content.decode("utf-8")
         record = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{source}: expected UTF-8 text, got {error.reason} at byte {error.start}"
-        ) from None
     except (ValueError, RecursionError) as error:
-        message = getattr(error, "msg", error)
-        raise DataError(
-            f"{source}: expected a JSON object, got a syntax error: {message}"
-        ) from None
+        raise DataError(f"{source}: expected a JSON object in UTF-8, got: {error}") from None
     if not isinstance(record, dict):
         raise DataError(f"{source}: expected a JSON object, got {type(record).__name__}")
     return line, record

@@ -5,6 +5,7 @@ metrics.toml.
 `python -m jaxppo.metrics` prints the table as a page.
 """
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,11 +169,4 @@ def prefix_of(name: str) -> str:
 
 def _covers(family: str, name: str) -> bool:
     """Return whether a name with `<...>` segments stands for this name."""
-    family_segments = family.split("/")
-    name_segments = name.split("/")
-    if len(family_segments) != len(name_segments):
-        return False
-    for pattern, segment in zip(family_segments, name_segments, strict=True):
-        if segment != pattern and not (pattern.startswith("<") and segment):
-            return False
-    return True
+    return re.fullmatch(re.sub("<[^>]*>", "[^/]+", family), name) is not None
