@@ -389,10 +389,10 @@ def _train(
         meta=run.meta(config, models_meta(base, None, learner.adapter, (), dataset, texts)),
         title="reward model",
         header=f"reward model from {config.model_path} on {config.dataset}, into {run.folder}",
+        before=eval_metrics(results["before"]),
         watch=check_finite,
     )
     with trackers:
-        trackers.log(0, eval_metrics(results["before"]))
         state = parallel.put(learner.init_state(start.params))
         state, last = TrainingLoop(run, config.loop, steps, state).run()
         results["after"] = evaluate(whole(state))

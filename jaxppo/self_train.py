@@ -282,7 +282,6 @@ def _carry_out(setup: SelfTrainSetup) -> None:
         run.keep_samples("before", samples)
         evals["before"] = results
     printing.print_results(console, evals["before"])
-    run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     run.write_evals(evals)
     if processes.is_first():
         write_tokenizer(run.folder, setup.tokenizer)
@@ -291,6 +290,8 @@ def _carry_out(setup: SelfTrainSetup) -> None:
         lambda: read_metrics(metrics_file) if metrics_file.exists() else []
     )
     run.trackers.begin(len(records))
+    if not records:
+        run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     policy = setup.start
     for number in range(1, config.num_rounds + 1):
         # Of the rounds that are done only the last has a checkpoint, and only its policy is needed.

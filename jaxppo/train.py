@@ -308,7 +308,6 @@ def _carry_out(
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
         run.write_evals(evals)
-    run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     if processes.is_first():
         write_tokenizer(run.folder, setup.tokenizer)
     run.console.stage(config.rl.algorithm.upper())
@@ -350,6 +349,7 @@ def _run_updates(
             f"{title} of {config.sft_model_path} on {config.data.dataset}: {config.num_updates} updates of "
             f"{config.batch_size} completions, into {run.folder}"
         ),
+        before=evaluation.eval_metrics(run.evals["before"]),
         is_over=health.is_over,
         watch=lambda output: health.check(output.record, *output.watched),
         show=printing.show_samples,

@@ -1,7 +1,7 @@
 """The loop around the steps of a run: resume, step, evaluate, log, save, stop; one for PPO, SFT and reward models."""
 
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.config import LoopConfig
@@ -39,6 +39,7 @@ class LoopSteps(NamedTuple):
     meta: dict[str, Any]  # from `Run.meta`
     title: str  # for the view
     header: str  # the run in a line, for the view
+    before: Mapping[str, float] = {}  # of an evaluation before the first step, for trackers
     # Whether the run cannot go on after this record.
     is_over: Callable[[dict[str, Any]], bool] = lambda record: False
     # Warns, or raises where the run cannot go on.
@@ -120,6 +121,8 @@ class TrainingLoop:
         metrics_path = self._run.folder / METRICS_FILE
         samples_path = self._run.folder / SAMPLES_FILE
         self._run.trackers.begin(self.start)
+        if not self.start:
+            self._run.trackers.log(0, self._steps.before)
         with (
             self._checkpoints,
             JsonlLog(metrics_path, enabled=is_first) as metrics,

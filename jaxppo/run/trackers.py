@@ -43,7 +43,7 @@ Tracker: TypeAlias = "TensorBoard | WeightsAndBiases"
 class Trackers:
     """All trackers of a run; a context manager that opens and closes them.
 
-    Only the first process of a run has any. What is logged before `begin` waits for it.
+    Only the first process of a run has any.
 
     Args:
         report_to: names of trackers, or "none".
@@ -66,23 +66,13 @@ class Trackers:
         self._config = plain_values(flatten(config))
         self._warn = warn
         self._trackers: dict[str, Tracker] = {}
-        # Records logged before `begin`; None after it.
-        self._waiting: list[tuple[int, Mapping[str, Any]]] | None = []
 
     def begin(self, start: int) -> None:
         """Open the trackers for the updates after `start`; later points of an earlier process are replaced."""
         self._tell(lambda tracker: tracker.begin(start))
-        waiting = self._waiting or []
-        self._waiting = None
-        for step, metrics in waiting:
-            if step >= start:  # else an earlier process has logged it
-                self.log(step, metrics)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the finite numbers of a record at an update."""
-        if self._waiting is not None:
-            self._waiting.append((step, metrics))
-            return
         finite = _finite(metrics)
         self._tell(lambda tracker: tracker.log(step, finite))
 
