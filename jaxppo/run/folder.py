@@ -4,7 +4,7 @@ import datetime
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from jaxppo.parallel import platform, processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.run import activity
 from jaxppo.run.console import Console
-from jaxppo.run.lock import LOCK_FILE, FolderLock
+from jaxppo.run.lock import LOCK_FILE, folder_lock
 from jaxppo.run.preemption import Preemption
 from jaxppo.run.trackers import Trackers
 
@@ -100,21 +100,17 @@ class Run:
 
         No other process works on it meanwhile, and SIGTERM or Ctrl-C end the block at the next `preemption.check`.
         """
-        lock = FolderLock(self.folder)
+        with ExitStack() as stack:
+            # One process claims the folder and holds its lock for all of them.
+            def claim_and_lock() -> None:
+                claim(self.folder, self.config)
+                stack.enter_context(folder_lock(self.folder))
 
-        # One process claims the folder and holds its lock for all of them.
-        def claim_and_lock() -> None:
-            claim(self.folder, self.config)
-            lock.acquire()
-
-        processes.on_first(claim_and_lock)
-        try:
+            processes.on_first(claim_and_lock)
             # Within the lock: a signal leads to a checkpoint,
             # and that must be written before others may write.
             with Preemption(self.resume_command, processes.largest, self.console.stop_noted):
                 yield
-        finally:
-            lock.release()
 
     def keep_settings(self) -> None:
         """Write what `allow_changes` names into `config.yaml`, once the run to resume has accepted it.
@@ -190,7 +186,7 @@ def begin(command: str, config: Any) -> Run:
         if not check(folder, config):
             return folder, False, {}
         # Loading takes a while: who works on the folder already is named before it.
-        with nullcontext() if config.run.dry_run else FolderLock(folder):
+        with nullcontext() if config.run.dry_run else folder_lock(folder):
             evals = read_json(folder / EVAL_FILE)
         saved = read_yaml(folder / CONFIG_FILE)
         changed = changed_settings(saved, plain_values(flatten(config)), config)
@@ -259,7 +255,7 @@ def claim(folder: Path, config: Any) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FolderLock(folder):
+        with folder_lock(folder):
             # Another process may have claimed it since.
             if not check(folder, config):
                 write_yaml(config, folder / CONFIG_FILE, command_line())
