@@ -49,7 +49,9 @@ def pushed(run: Run) -> Iterator[None]:
     except (HubError, KeyboardInterrupt) as error:
         reason = str(error) or "stopped by Ctrl-C"
         words = ["python", "-m", "jaxppo.export", "--run_dir", str(folder), "--push_to_hub"]
-        words += ["--hub_model_id", repo_id] + ["--hub_private"] * hub.hub_private
+        words += ["--hub_model_id", repo_id]
+        if hub.hub_private:
+            words.append("--hub_private")
         run.console.warn(
             f"push_to_hub: {reason}; the run is complete in {folder}, and this pushes again: {redact_command(words)}"
         )
