@@ -258,7 +258,7 @@ class RewardServerConfig:
             requirement,
             self.reward.reward_funcs,
         )
-        for name in ("reward_weights", "reward_timeout_s", "reward_workers", "on_error"):
+        for name in ("reward_weights", "reward_timeout_s", "on_error"):
             reason = "with a server: it is a setting of the run that asks it"
             require_default(self.reward, name, reason)
 

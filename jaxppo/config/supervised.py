@@ -117,8 +117,6 @@ class SFTConfig:
     """What is drawn anew for every planning problem in every epoch, by seed, epoch and row: names (of its objects; the
     plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan every other
     problem begins), or some of them with commas between."""
-    stream_workers: int = python_only(1)
-    """Processes that prepare the rows of a stream in advance; their number does not change the rows."""
     response_length: int = 64
     """Most tokens of a completion in the evaluation at the end."""
 
@@ -131,7 +129,7 @@ class SFTConfig:
         require(not renames_numbers, "augment", "no names with number_objects", self.augment)
         fits = self.is_endless or "states" not in self.augmented
         require(fits, "augment", "states only with train_split train of a stream", self.augment)
-        require_positive(self, "stream_workers", "total_episodes", "batch_size", "response_length")
+        require_positive(self, "total_episodes", "batch_size", "response_length")
         require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
         require_divisible(
             "hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads
