@@ -440,7 +440,7 @@ def _carry_out(
 ) -> None:
     """Train, evaluate, export."""
     config = run.config
-    tokenizer = inputs.start.tokenizer
+    start = inputs.start
 
     def evaluate(state: TrainState) -> dict[str, float]:
         results = held_out.measure(learner.policy(state), fixed_rows_only=True)
@@ -450,17 +450,22 @@ def _carry_out(
                 run.console.print(f"{split}: loss {measures['loss']:.4f} nats per token")
         return eval_metrics(results)
 
+    is_frozen = start.adapter is not None
+    base = base_of(config.model_path, start.loaded, inputs.model, "lm", is_frozen=is_frozen)
+    end_ids = inputs.model.source.eos_ids(inputs.template.end_id)
+    texts = inputs.template.describe()
+    described = models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts)
     steps = LoopSteps(
         total=config.num_updates,
         step=learner.step(inputs.rows),
         evaluate=evaluate,
-        meta=_meta(run, config, inputs),
+        meta=run.meta(config, described),
         title="SFT",
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {run.folder}",
         watch=check_finite,
     )
     if processes.is_first():
-        write_tokenizer(run.folder, tokenizer)
+        write_tokenizer(run.folder, start.tokenizer)
     state, meta = TrainingLoop(run, loop, steps, state).run()
     results = held_out.measure(learner.policy(state))
     for split, measures in results.items():
@@ -469,7 +474,7 @@ def _carry_out(
     run.trackers.log(config.num_updates, eval_metrics(results))
     params, frozen = stacks.unstack(learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
-        write_models(run.folder, meta, params, frozen, tokenizer, {"after": results})
+        write_models(run.folder, meta, params, frozen, start.tokenizer, {"after": results})
     run.write_evals(results)
     print_results(run.console, results)
     run.console.print(f"model in {run.folder / 'policy'}")
@@ -483,20 +488,6 @@ def _warn_of_overflow(console: Console, split: str, loss: float) -> bool:
         f"the loss of split {split} is {loss}: weights overflow, or a row of the split makes them"
     )
     return True
-
-
-def _meta(run: Run, config: SFTConfig, inputs: SupervisedInputs) -> dict[str, Any]:
-    """Return what a checkpoint says of the run."""
-    start = inputs.start
-    model = inputs.model
-    base = base_of(
-        config.model_path, start.loaded, model, "lm", is_frozen=start.adapter is not None
-    )
-    end_ids = model.source.eos_ids(inputs.template.end_id)
-    texts = inputs.template.describe()
-    return run.meta(
-        config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts)
-    )
 
 
 if __name__ == "__main__":

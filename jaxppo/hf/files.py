@@ -62,7 +62,7 @@ def _read_safetensor(file: Path, name: str, index: Any) -> np.ndarray:
     What was read stays in memory until the file is closed: with one that stays open, a whole folder would be in memory
     beside the parameters made from it.
     """
-    with safe_open(file, framework="numpy") as opened:
+    with _safetensors(file) as opened:
         return opened.get_slice(name)[index]
 
 
@@ -183,24 +183,25 @@ def _files(folder: Path, name: str) -> list[Path] | None:
 
 def read_metadata(file: Path) -> dict[str, str]:
     """Return the metadata of a safetensors file."""
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            return tensors.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"
-        ) from error
+    with _safetensors(file) as opened:
+        return opened.metadata() or {}
 
 
 def _open_safetensors(file: Path) -> dict[str, Tensor]:
+    tensors = {}
+    with _safetensors(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            header = opened.get_slice(name)
+            read = partial(_read_safetensor, file, name)
+            tensors[name] = Tensor(tuple(header.get_shape()), header.get_dtype(), read)
+    return tensors
+
+
+@contextmanager
+def _safetensors(file: Path) -> Iterator[Any]:
     try:
-        tensors = {}
         with safe_open(file, framework="numpy") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                header = opened.get_slice(name)
-                read = partial(_read_safetensor, file, name)
-                tensors[name] = Tensor(tuple(header.get_shape()), header.get_dtype(), read)
-        return tensors
+            yield opened
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"

@@ -155,10 +155,8 @@ _TYPES_WRITTEN_AS_TEXT = (
 
 def _text_of(value: Any) -> str:
     """Return a cell of a table as text: dates and times in ISO form, bytes that are not printable in hexadecimal."""
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
     if not isinstance(value, bytes):
-        return str(value)
+        return value.isoformat() if hasattr(value, "isoformat") else str(value)
     try:
         text = value.decode()
     except UnicodeDecodeError:
