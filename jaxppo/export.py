@@ -30,7 +30,7 @@ def export(config: ExportConfig) -> Path:
         repo_id is not None
         and not config.has_export_options
         and config.run_dir is not None
-        and hub.has_models(run)
+        and hub.models_folder(run) is not None
     )
     folder = run if as_they_are else _write(config, run, console)
     if repo_id is not None:

@@ -17,13 +17,13 @@ import numpy as np
 from jaxppo import hf, models
 from jaxppo.config import DataConfig, RewardModelConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.data import ChatTemplate, bucket, check_same, make_chat_template
+from jaxppo.data import ChatTemplate, check_same, make_chat_template
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
-from jaxppo.errors import DataError
+from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
 from jaxppo.hf import hub
 from jaxppo.hf.export import REWARD_MODEL, base_of, models_meta, write_models, write_tokenizer
-from jaxppo.nn import FAMILIES, ModelConfig, lora
+from jaxppo.nn import ModelConfig, lora
 from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
@@ -89,69 +89,43 @@ def preference_loss(
     }
 
 
-def pair_scores(params: Params, batch: PairBatch, *, model: ModelConfig) -> tuple[Array, Array]:
-    """Scores of both texts of each pair, read in one pass: [B] and [B] fp32."""
-    ids = jnp.concatenate([batch.chosen_ids, batch.rejected_ids])
-    lengths = jnp.concatenate([batch.chosen_lengths, batch.rejected_lengths])
-    chosen, rejected = jnp.split(score_rows(params, ids, lengths, model=model), 2)
-    return chosen, rejected
-
-
 class RewardModelStart(NamedTuple):
     """The model that training starts from."""
 
     model: ModelConfig
     params: Params  # {"trunk", "score"}
     tokenizer: Any
-    loaded: hf.LoadedModel | None  # None: drawn at random
+    loaded: hf.LoadedModel
 
 
 def start_model(
     config: RewardModelConfig, placement: hf.Placement | None = None
 ) -> RewardModelStart:
-    """Configuration, parameters and tokenizer to start from: a folder's, or fresh ones.
-
-    A score head that the folder lacks is drawn with standard deviation 1 / sqrt(hidden_size + 1).
+    """Read the model to start from; a score head that it lacks has standard deviation 1 / sqrt(hidden_size + 1).
 
     Args:
         config: of the command.
-        placement: see `hf.load_model`; fresh parameters lie on the first device.
+        placement: see `hf.load_model`.
 
     Raises:
-        ModelError: a folder is missing or does not hold what it should.
+        ModelError: the folder is missing or does not hold what it should.
 
     Source: of the head, OpenAI's summarize-from-feedback.
     """
-    is_read = config.model_path is not None
-    folder = hf.find_model(config.model_path or config.tokenizer_path, weights=is_read)
+    folder = hf.find_model(str(config.model_path))
     tokenizer = hf.load_tokenizer(folder)
-    loaded = hf.load_model(folder, head="score", placement=placement) if is_read else None
-    model = _fresh_config(config, tokenizer) if loaded is None else loaded.config
+    loaded = hf.load_model(folder, head="score", placement=placement)
+    model = loaded.config
     hf.check_tokenizer(tokenizer, model, str(folder))
-    key = ops.purpose_key(config.run.seed, ops.Purpose.INIT)
-    params = models.init_params(model, key, head=None) if loaded is None else loaded.params
+    params = loaded.params
     if "score" not in params:
-        # Another key than that of a fresh trunk.
-        head_key = jax.random.fold_in(key, 1)
-        params = params | {
-            "score": models.init_score_head(model, head_key, scale=(model.hidden_size + 1) ** -0.5)
-        }
+        key = jax.random.fold_in(ops.purpose_key(config.run.seed, ops.Purpose.INIT), 1)
+        head = models.init_score_head(model, key, scale=(model.hidden_size + 1) ** -0.5)
+        params = params | {"score": head}
     # transformers finds the last token of a row by the pad id, which must be no other token's.
     pad_id = None if tokenizer.pad_token_id == tokenizer.eos_token_id else tokenizer.pad_token_id
     return RewardModelStart(
         dataclasses.replace(model, pad_token_id=pad_id), params, tokenizer, loaded
-    )
-
-
-def _fresh_config(config: RewardModelConfig, tokenizer: Any) -> ModelConfig:
-    family = next(iter(FAMILIES.values()))  # there is no setting: the first of the table
-    return family.new_config(
-        vocab_size=bucket(len(tokenizer)),
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
     )
 
 
@@ -222,9 +196,11 @@ class RewardModelLearner(TrainedAlone):
         rates: optimizer.LearningRates,
     ) -> tuple[TrainState, Stats]:
         def loss(trained: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
-            chosen, rejected = pair_scores(
-                self.whole(trained, state.frozen), batch, model=self._trained
-            )
+            # Both texts of each pair, read in one pass.
+            ids = jnp.concatenate([batch.chosen_ids, batch.rejected_ids])
+            lengths = jnp.concatenate([batch.chosen_lengths, batch.rejected_lengths])
+            params = self.whole(trained, state.frozen)
+            chosen, rejected = jnp.split(score_rows(params, ids, lengths, model=self._trained), 2)
             return preference_loss(
                 chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient
             )
@@ -312,6 +288,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     """Train a reward model; returns the run folder."""
     if config.dataset is None:
         raise DataError("dataset: expected a folder with preference data or a hub id, got None")
+    if config.model_path is None:
+        raise ConfigError("model_path: expected a language model or a reward model, got None")
     config.loop.check_evaluated([f"eval/{split}/accuracy" for split in config.eval_splits])
     run = begin("reward_model", config)
     if run.is_finished():
@@ -325,8 +303,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     adapter = adapter_of(config.peft) if config.peft.use_peft else None
     if adapter is not None:
         lora.check_targets(start.model, adapter)
-    if start.loaded is not None:
-        console.print(f"model from {start.loaded.describe()}")
+    console.print(f"model from {start.loaded.describe()}")
     longest = min(config.max_length, start.model.max_length or config.max_length)
     template = make_chat_template(
         start.tokenizer,
@@ -345,9 +322,8 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         f"reward model: {num_steps} steps of {config.batch_size} pairs out of "
         f"{len(train_pairs)}, {parameters:,} parameters, into {folder}"
     )
-    num_read = None if start.loaded is None else parameters
     for warning in optimizer.warnings(
-        config.optimizer, num_steps, num_read, supervised=True, use_peft=config.peft.use_peft
+        config.optimizer, num_steps, parameters, supervised=True, use_peft=config.peft.use_peft
     ):
         console.warn(warning)
     model = models.with_dtype(start.model, config.dtype, config.run.attention)
@@ -412,11 +388,11 @@ def _train(
         evaluate=lambda state: eval_metrics(evaluate(whole(state))),
         meta=run.meta(config, models_meta(base, None, learner.adapter, (), dataset, texts)),
         title="reward model",
-        header=f"reward model from {config.model_path or 'a fresh model'} on {config.dataset}, into {run.folder}",
+        header=f"reward model from {config.model_path} on {config.dataset}, into {run.folder}",
+        before=eval_metrics(results["before"]),
         watch=check_finite,
     )
     with trackers:
-        trackers.log(0, eval_metrics(results["before"]))
         state = parallel.put(learner.init_state(start.params))
         state, last = TrainingLoop(run, config.loop, steps, state).run()
         results["after"] = evaluate(whole(state))

@@ -71,15 +71,16 @@ class Completions(NamedTuple):
 
     def single_rows(self) -> list["Completions"]:
         """Return each completion by itself."""
-        return list(map(self._row, range(len(self.texts))))
-
-    def _row(self, number: int) -> "Completions":
-        return self._replace(
-            prompts=[self.prompts[number]],
-            texts=[self.texts[number]],
-            ids=[self.ids[number]],
-            columns={name: [values[number]] for name, values in self.columns.items()},
-        )
+        rows = []
+        for number, text in enumerate(self.texts):
+            row = self._replace(
+                prompts=[self.prompts[number]],
+                texts=[text],
+                ids=[self.ids[number]],
+                columns={name: [values[number]] for name, values in self.columns.items()},
+            )
+            rows.append(row)
+        return rows
 
 
 class Failed(NamedTuple):

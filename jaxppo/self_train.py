@@ -54,7 +54,6 @@ class SelfTrainSetup:
 
     run: run_folder.Run
     config: SelfTrainConfig
-    tokenizer: Any
     template: data.ChatTemplate
     # The model that every round trains, on the devices.
     start: Params
@@ -112,12 +111,11 @@ def set_up(run: run_folder.Run) -> SelfTrainSetup:
     config.sampling.check_stop_token(model.num_logits)
     tokenizer = loaded.tokenizer
     template = data.make_chat_template(tokenizer, config.data)
-    rows = _load_rows(run, config.data.train_split, tokenizer, template)
+    rows = _load_rows(run, config.data.train_split, template)
     start_rows = []
     if config.start_ratio:
-        start_rows = _load_rows(run, config.start_split, tokenizer, template)
-        supervised = _supervised_data(config, start_rows, tokenizer, template)
-        longest = supervised.longest
+        start_rows = _load_rows(run, config.start_split, template)
+        longest = _supervised_data(config, start_rows, template).longest
         models.check_length(model, longest, "longest prompt and completion of start_split")
     evaluator = evaluation.make_evaluator(config, model, tokenizer, parallel)
     data.report_left_out(console.print, config.data, evaluator.left_out)
@@ -126,7 +124,6 @@ def set_up(run: run_folder.Run) -> SelfTrainSetup:
     return SelfTrainSetup(
         run=run,
         config=config,
-        tokenizer=tokenizer,
         template=template,
         start=loaded.params if config.run.dry_run else parallel.put(loaded.params),
         models_meta=models_meta(
@@ -140,23 +137,21 @@ def set_up(run: run_folder.Run) -> SelfTrainSetup:
     )
 
 
-def _load_rows(
-    run: run_folder.Run, split: str, tokenizer: Any, template: data.ChatTemplate
-) -> list[data.Row]:
+def _load_rows(run: run_folder.Run, split: str, template: data.ChatTemplate) -> list[data.Row]:
     config = run.config
     rows = data.load_split(config.data, split, config.reward.reads_pddl_for(config.validator))
     data.check_same(config.data.dataset, split, rows)
-    fitting = data.without_overlong(tokenizer, rows, config.data, template)
+    fitting = data.without_overlong(template.tokenizer, rows, config.data, template)
     data.report_left_out(run.console.print, config.data, {split: len(rows) - len(fitting)})
     return fitting
 
 
 def _supervised_data(
-    config: SelfTrainConfig, rows: list[data.Row], tokenizer: Any, template: data.ChatTemplate
+    config: SelfTrainConfig, rows: list[data.Row], template: data.ChatTemplate
 ) -> data.SupervisedData:
     return data.SupervisedData(
         rows,
-        tokenizer,
+        template.tokenizer,
         config.batch_size,
         config.run.seed,
         config.data.longest_prompt,
@@ -221,7 +216,7 @@ def learn(setup: SelfTrainSetup, current: Round, rows: list[data.Row]) -> tuple[
     """Fine-tune the start on the rows of a round, from the round's last checkpoint on; returns policy and loss."""
     config = setup.config
     run = setup.run
-    supervised = _supervised_data(config, rows, setup.tokenizer, setup.template)
+    supervised = _supervised_data(config, rows, setup.template)
     models.check_length(setup.sft.model, supervised.longest, "longest prompt and plan")
     # The steps take over the memory of their state; the start is needed again in the next round.
     state = setup.sft.init_state(jax.tree.map(lambda x: jnp.array(x, copy=True), setup.start))
@@ -282,15 +277,16 @@ def _carry_out(setup: SelfTrainSetup) -> None:
         run.keep_samples("before", samples)
         evals["before"] = results
     printing.print_results(console, evals["before"])
-    run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     run.write_evals(evals)
     if processes.is_first():
-        write_tokenizer(run.folder, setup.tokenizer)
+        write_tokenizer(run.folder, setup.template.tokenizer)
     metrics_file = run.folder / run_folder.METRICS_FILE
     records = processes.on_first(
         lambda: read_metrics(metrics_file) if metrics_file.exists() else []
     )
     run.trackers.begin(len(records))
+    if not records:
+        run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     policy = setup.start
     for number in range(1, config.num_rounds + 1):
         # Of the rounds that are done only the last has a checkpoint, and only its policy is needed.
@@ -306,7 +302,7 @@ def _carry_out(setup: SelfTrainSetup) -> None:
             "episode": records[-1]["episode"],
             "metrics": records[-1],
         }
-        write_models(run.folder, meta, params, None, setup.tokenizer, evals)
+        write_models(run.folder, meta, params, None, setup.template.tokenizer, evals)
     # Last, as "after" marks a run as finished.
     run.write_evals(evals)
     samples = processes.on_first(

@@ -6,7 +6,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `checkpoints/`, `policy
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,16 +123,9 @@ def _plan(
     return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
-class TrainingRows(NamedTuple):
-    """The rows to learn from."""
-
-    rows: Learned
-    source: str  # what they are out of, for people
-
-
 def _read_rows(config: SFTConfig) -> list[data.Row]:
     """Read the rows to learn from; none of an endless split, which is drawn step by step."""
-    if _is_endless(config):
+    if config.is_endless:
         return []
     split = config.data.train_split
     validator = "builtin" if _judges_plans(config) else None
@@ -145,40 +138,43 @@ def _training_rows(
     config: SFTConfig,
     rows: list[data.Row],
     model: ModelConfig,
-    tokenizer: Any,
     template: data.ChatTemplate,
     console: Console,
-) -> TrainingRows:
-    """Return what is learned from: rows drawn without an end, made as the run goes on, or all encoded now."""
+) -> tuple[Learned, str]:
+    """Return what is learned from, and what it is out of: rows without an end, made anew in every epoch, or fixed."""
+    tokenizer = template.tokenizer
     if config.assistant_only_loss and not template.is_used:
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
-    if _is_endless(config):
+    if config.is_endless:
         stream = data.stream_of(config.data, "train", config.augmented)
-        batches = StreamAhead(stream, config.batch_size, config.stream_workers).batch
-        return TrainingRows(
-            _encoded_when_needed(config, model, tokenizer, template, batches), "an endless stream"
-        )
-    fitting = data.without_overlong(tokenizer, rows, config.data, template)
-    num_left_out = len(rows) - len(fitting)
-    data.report_left_out(console.print, config.data, {config.data.train_split: num_left_out})
-    if config.augmented:
+        batches = StreamAhead(stream, config.batch_size, workers=1).batch
+        source = "an endless stream"
+    else:
+        fitting = data.without_overlong(tokenizer, rows, config.data, template)
+        num_left_out = len(rows) - len(fitting)
+        data.report_left_out(console.print, config.data, {config.data.train_split: num_left_out})
+        if not config.augmented:
+            return _fixed_rows(config, fitting, template, console)
         numbered = config.data.numbers_objects
         batches = data.renamed_in_every_epoch(
             fitting, config.batch_size, config.run.seed, config.augmented, numbered=numbered
         )
         source = f"{len(fitting)}, each drawn anew in every epoch"
-        return TrainingRows(
-            _encoded_when_needed(config, model, tokenizer, template, batches), source
+
+    def encoded(step: int) -> list[data.EncodedRow]:
+        return data.encode_rows(
+            tokenizer,
+            batches(step),
+            config.data.longest_prompt,
+            template,
+            assistant_only=config.assistant_only_loss,
         )
-    return _fixed_rows(config, fitting, tokenizer, template, console)
+
+    return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length), source
 
 
 _COLUMNS: dict[str, type] = {"prompt": str, "completion": str}
 """Columns that every row has, and what they hold."""
-
-
-def _is_endless(config: SFTConfig) -> bool:
-    return config.data.stream_domains is not None and config.data.train_split == "train"
 
 
 def _judges_plans(config: SFTConfig) -> bool:
@@ -241,38 +237,16 @@ def _unreadable_splits(config: SFTConfig, splits: Sequence[str]) -> dict[str, st
     return reasons
 
 
-def _encoded_when_needed(
-    config: SFTConfig,
-    model: ModelConfig,
-    tokenizer: Any,
-    template: data.ChatTemplate,
-    batches: Callable[[int], Sequence[data.Row]],
-) -> data.FreshData:
-    """Return rows that are made for every step anew, and encoded then."""
-
-    def encoded(step: int) -> list[data.EncodedRow]:
-        return data.encode_rows(
-            tokenizer,
-            batches(step),
-            config.data.longest_prompt,
-            template,
-            assistant_only=config.assistant_only_loss,
-        )
-
-    return data.FreshData(encoded, tokenizer.pad_token_id, model.max_length)
-
-
 def _fixed_rows(
     config: SFTConfig,
     rows: list[data.Row],
-    tokenizer: Any,
     template: data.ChatTemplate,
     console: Console,
-) -> TrainingRows:
+) -> tuple[data.SupervisedData, str]:
     max_prompt_length, limit = data.limits_of(config)
     supervised = data.SupervisedData(
         rows,
-        tokenizer,
+        template.tokenizer,
         config.batch_size,
         config.run.seed,
         max_prompt_length,
@@ -285,7 +259,7 @@ def _fixed_rows(
             f"{supervised.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
             f"{supervised.overlong - supervised.left_out} cut, {supervised.left_out} left out"
         )
-    return TrainingRows(supervised, str(len(supervised)))
+    return supervised, str(len(supervised))
 
 
 class SupervisedInputs(NamedTuple):
@@ -294,7 +268,8 @@ class SupervisedInputs(NamedTuple):
     start: SupervisedStart
     model: ModelConfig  # as it computes
     template: data.ChatTemplate
-    training: TrainingRows
+    rows: Learned
+    source: str  # what the rows are out of, for people
 
 
 def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> SupervisedInputs:
@@ -307,7 +282,7 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     """
     registry.check(config.reward)
     # An endless split is drawn step by step, and never made as a whole.
-    train_splits = [] if _is_endless(config) else [config.data.train_split]
+    train_splits = [] if config.is_endless else [config.data.train_split]
     data.make_splits(config.data, [*train_splits, *config.data.eval_splits])
     # Rows first, then the model: what is wrong with a data set is said at once.
     rows = _read_rows(config)
@@ -319,10 +294,10 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     parallel.check_model(model)
     template = data.make_chat_template(start.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
-    training = _training_rows(config, rows, model, start.tokenizer, template, console)
+    learned, source = _training_rows(config, rows, model, template, console)
     length_of = "longest prompt and completion of train_split, which max_length limits"
-    models.check_length(model, training.rows.longest, length_of, start.tokenizer.model_max_length)
-    return SupervisedInputs(start, model, template, training)
+    models.check_length(model, learned.longest, length_of, start.tokenizer.model_max_length)
+    return SupervisedInputs(start, model, template, learned, source)
 
 
 def _read_held_out(
@@ -410,10 +385,10 @@ def _print_plan(run: Run, inputs: SupervisedInputs, learner: SFT, held_out: Held
     parameters = sum(p.size for p in jax.tree.leaves(start.params))
     adapters = "" if start.adapter is None else f" under adapters of rank {start.adapter.r}"
     run.console.print(
-        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {inputs.training.source}, "
+        f"SFT: {config.num_updates} steps of {config.batch_size} rows out of {inputs.source}, "
         f"{parameters:,} parameters{adapters}, into {run.folder}"
     )
-    budget = learner.budget(inputs.training.rows, held_out.memory)
+    budget = learner.budget(inputs.rows, held_out.memory)
     print_memory(run.console, budget)
     pretrained = None if start.loaded is None else parameters
     use_peft = start.adapter is not None
@@ -434,13 +409,11 @@ def sft(config: SFTConfig) -> Path:
     if config.run.target is not None:
         # The programs of a target are compiled for its devices; here only shapes are read.
         inputs = read_inputs(config, DataParallel(), run.console)
-        show(run.console, config, partial(_plan, inputs.start, inputs.training.rows))
+        show(run.console, config, partial(_plan, inputs.start, inputs.rows))
         return run.folder
     assert run.trackers is not None  # trackers that are not installed are met here
     inputs = read_inputs(config, run.parallel, run.console)
-    learner = SFT(
-        config, inputs.model, run.parallel, inputs.training.rows.length_gaps, inputs.start.adapter
-    )
+    learner = SFT(config, inputs.model, run.parallel, inputs.rows.length_gaps, inputs.start.adapter)
     held_out = _read_held_out(config, inputs, learner, run.console)
     loop = _loop_settings(config, held_out)
     _print_plan(run, inputs, learner, held_out)
@@ -467,7 +440,7 @@ def _carry_out(
 ) -> None:
     """Train, evaluate, export."""
     config = run.config
-    tokenizer = inputs.start.tokenizer
+    start = inputs.start
 
     def evaluate(state: TrainState) -> dict[str, float]:
         results = held_out.measure(learner.policy(state), fixed_rows_only=True)
@@ -477,17 +450,22 @@ def _carry_out(
                 run.console.print(f"{split}: loss {measures['loss']:.4f} nats per token")
         return eval_metrics(results)
 
+    is_frozen = start.adapter is not None
+    base = base_of(config.model_path, start.loaded, inputs.model, "lm", is_frozen=is_frozen)
+    end_ids = inputs.model.source.eos_ids(inputs.template.end_id)
+    texts = inputs.template.describe()
+    described = models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts)
     steps = LoopSteps(
         total=config.num_updates,
-        step=learner.step(inputs.training.rows),
+        step=learner.step(inputs.rows),
         evaluate=evaluate,
-        meta=_meta(run, config, inputs),
+        meta=run.meta(config, described),
         title="SFT",
         header=f"SFT of {config.model_path or 'a fresh model'} on {config.data.dataset}, into {run.folder}",
         watch=check_finite,
     )
     if processes.is_first():
-        write_tokenizer(run.folder, tokenizer)
+        write_tokenizer(run.folder, start.tokenizer)
     state, meta = TrainingLoop(run, loop, steps, state).run()
     results = held_out.measure(learner.policy(state))
     for split, measures in results.items():
@@ -496,7 +474,7 @@ def _carry_out(
     run.trackers.log(config.num_updates, eval_metrics(results))
     params, frozen = stacks.unstack(learner.parallel.to_host((state.params, state.frozen)))
     if processes.is_first():
-        write_models(run.folder, meta, params, frozen, tokenizer, {"after": results})
+        write_models(run.folder, meta, params, frozen, start.tokenizer, {"after": results})
     run.write_evals(results)
     print_results(run.console, results)
     run.console.print(f"model in {run.folder / 'policy'}")
@@ -510,20 +488,6 @@ def _warn_of_overflow(console: Console, split: str, loss: float) -> bool:
         f"the loss of split {split} is {loss}: weights overflow, or a row of the split makes them"
     )
     return True
-
-
-def _meta(run: Run, config: SFTConfig, inputs: SupervisedInputs) -> dict[str, Any]:
-    """Return what a checkpoint says of the run."""
-    start = inputs.start
-    model = inputs.model
-    base = base_of(
-        config.model_path, start.loaded, model, "lm", is_frozen=start.adapter is not None
-    )
-    end_ids = model.source.eos_ids(inputs.template.end_id)
-    texts = inputs.template.describe()
-    return run.meta(
-        config, models_meta(base, None, start.adapter, end_ids, config.data.dataset, texts)
-    )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ class Setup:
 
     config: TrainConfig
     tokenizer: Any
-    template: data.ChatTemplate
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
     curriculum: data.SuccessCurriculum | data.Shuffled
@@ -213,7 +212,6 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     setup = Setup(
         config=config,
         tokenizer=models.tokenizer,
-        template=inputs.template,
         models_meta=models_meta(
             models.policy_base,
             models.value_base,
@@ -310,7 +308,6 @@ def _carry_out(
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)
         run.write_evals(evals)
-    run.trackers.log(0, evaluation.eval_metrics(evals["before"]))
     if processes.is_first():
         write_tokenizer(run.folder, setup.tokenizer)
     run.console.stage(config.rl.algorithm.upper())
@@ -352,9 +349,9 @@ def _run_updates(
             f"{title} of {config.sft_model_path} on {config.data.dataset}: {config.num_updates} updates of "
             f"{config.batch_size} completions, into {run.folder}"
         ),
+        before=evaluation.eval_metrics(run.evals["before"]),
         is_over=health.is_over,
         watch=lambda output: health.check(output.record, *output.watched),
-        old_metric_names=config.old_metric_names,
         show=printing.show_samples,
         change=setup.learner.with_changed_settings,
     )

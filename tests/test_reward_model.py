@@ -136,24 +136,22 @@ def small_preferences(tmp_path_factory):
     return write_preferences(tmp_path_factory.mktemp("small"), 60, 20)
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    word_tokenizer(WORDS).save_pretrained(folder)
-    return str(folder)
-
-
 def language_model(folder, config, words=WORDS):
     """Write a random language model with the vocabulary of the preferences; returns its folder."""
     hf.save_pretrained(folder, config, random_params(config), word_tokenizer(words))
     return folder
 
 
+@pytest.fixture(scope="module")
+def base_folder(tmp_path_factory):
+    """A language model of no skill to start from."""
+    return language_model(tmp_path_factory.mktemp("base") / "lm", CONFIGS["gpt_neox"])
+
+
 def configure(*args):
     return parse_cli(RewardModelConfig, "reward_model", ["--quiet", *map(str, args)])
 
 
-FRESH = ["--hidden_size", 32, "--num_hidden_layers", 1, "--num_attention_heads", 2]
 FAST = ["--learning_rate", "1e-2", "--batch_size", 32, "--total_episodes", 960]
 
 
@@ -195,16 +193,16 @@ def assert_learned_and_exported(folder, preferences):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, preferences, tokenizer_folder):
-    """A run of the command that trains a fresh GPT-NeoX, and what it printed."""
-    folder = tmp_path_factory.mktemp("runs") / "fresh"
-    args = ["--dataset", preferences, "--tokenizer_path", tokenizer_folder, "--output_dir", folder]
-    code, out, err = run_command("reward_model", *args, *FRESH, *FAST, "--save_steps", "20", "--eval_steps", "15")
+def finished(tmp_path_factory, preferences, base_folder):
+    """A run of the command, and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    args = ["--dataset", preferences, "--model_path", base_folder, "--output_dir", folder]
+    code, out, err = run_command("reward_model", *args, *FAST, "--save_steps", "20", "--eval_steps", "15")
     assert code == 0, err
     return folder, out
 
 
-def test_a_fresh_model_learns_the_rule_is_exported_and_logs_the_metrics_of_trl(finished, preferences, tmp_path):
+def test_a_model_learns_the_rule_is_exported_and_logs_the_metrics_of_trl(finished, preferences, base_folder, tmp_path):
     folder, out = finished
     assert_learned_and_exported(folder, preferences)
     accuracy = json.loads((folder / "eval.json").read_text())["after"]["test"]["accuracy"]
@@ -212,7 +210,7 @@ def test_a_fresh_model_learns_the_rule_is_exported_and_logs_the_metrics_of_trl(f
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"20", "30"}
     files = {"checkpoints", "config.yaml", "eval.json", "metrics.jsonl", "report.html", "reward_model"}
     assert {path.name for path in folder.iterdir()} == files | {"tensorboard", "tokenizer"}
-    assert "trained from scratch" in (folder / "reward_model" / "README.md").read_text()
+    assert f"trained from `{base_folder}`" in (folder / "reward_model" / "README.md").read_text()
     # A checkpoint of before the end has no bias yet.
     for step, has_bias in ((20, False), (30, True)):
         args = ["--run_dir", folder, "--quiet", "--output_dir", tmp_path / str(step), "--step", step]
@@ -300,21 +298,21 @@ def test_lora_on_a_language_model_trains_adapter_and_head_alone(preferences, tmp
     np.testing.assert_allclose(transformers_scores(exported / "reward_model", rows), merged, atol=1e-5, rtol=0)
 
 
-def small_run(folder, dataset, tokenizer_folder, *args):
+def small_run(folder, dataset, base_folder, *args):
     return configure(
-        *("--dataset", dataset, "--tokenizer_path", tokenizer_folder, "--output_dir", folder, *FRESH),
+        *("--dataset", dataset, "--model_path", base_folder, "--output_dir", folder),
         *("--batch_size", 8, "--total_episodes", 40, "--eval_steps", 2, *args),
     )
 
 
 @pytest.fixture(scope="module")
-def whole(small_preferences, tokenizer_folder, tmp_path_factory):
+def whole(small_preferences, base_folder, tmp_path_factory):
     """A short run, uninterrupted."""
-    return train_reward_model(small_run(tmp_path_factory.mktemp("runs") / "x", small_preferences, tokenizer_folder))
+    return train_reward_model(small_run(tmp_path_factory.mktemp("runs") / "x", small_preferences, base_folder))
 
 
 @pytest.mark.full
-def test_a_resumed_run_equals_the_uninterrupted_one(whole, small_preferences, tokenizer_folder, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_the_uninterrupted_one(whole, small_preferences, base_folder, tmp_path, monkeypatch):
     batch = PreferenceData.batch
 
     def strike(self, step):
@@ -325,10 +323,10 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, small_preferences, to
     folder = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(Preempted):
         patch.setattr(PreferenceData, "batch", strike)
-        train_reward_model(small_run(folder, small_preferences, tokenizer_folder))
+        train_reward_model(small_run(folder, small_preferences, base_folder))
     assert len(comparable(folder)) == 3
     assert not (folder / "reward_model").exists()
-    again = small_run(folder, small_preferences, tokenizer_folder, "--resume")
+    again = small_run(folder, small_preferences, base_folder, "--resume")
     train_reward_model(again)
     assert comparable(folder) == comparable(whole) and len(comparable(whole)) == 5
     assert (folder / "eval.json").read_text() == (whole / "eval.json").read_text()
@@ -341,8 +339,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole, small_preferences, to
 
 @pytest.mark.full
 @pytest.mark.parametrize("flags", ["--parallel pmap", "--parallel fsdp --mesh fsdp=2,tensor=2"])
-def test_other_modes_give_the_same_run(whole, small_preferences, tokenizer_folder, tmp_path, flags):
-    folder = train_reward_model(small_run(tmp_path, small_preferences, tokenizer_folder, *flags.split()))
+def test_other_modes_give_the_same_run(whole, small_preferences, base_folder, tmp_path, flags):
+    folder = train_reward_model(small_run(tmp_path, small_preferences, base_folder, *flags.split()))
     for ours, theirs in zip(comparable(folder), comparable(whole), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
@@ -402,7 +400,7 @@ BAD_INPUT = {
     "no such split": (["--eval_splits", "tset"], DataError, r"tset\.jsonl.*test\.jsonl, train\.jsonl"),
     "batch": (["--batch_size", "6"], ConfigError, "^batch_size: .*4"),
     "too long": (["--max_length", "3"], DataError, "split train: .*3 tokens, got 60"),
-    "adapter on nothing": (["--use_peft"], ConfigError, "^model_path: .*use_peft"),
+    "no model": (["--model_path", "None"], ConfigError, "^model_path: "),
     "centering": (["--center_rewards_coefficient", "-1"], ConfigError, "^center_rewards_coefficient: "),
     "a metric of another split": (
         ["--eval_steps", "1", "--metric_for_best_model", "eval/dev/accuracy"],
@@ -411,15 +409,15 @@ BAD_INPUT = {
     ),
     "no splits": (["--eval_splits"], ConfigError, "^eval_splits: "),
     "length": (["--max_length", "0"], ConfigError, "^max_length: "),
-    "heads": (["--hidden_size", "30"], ConfigError, "^hidden_size: .*num_attention_heads"),
+    "sizes of a fresh model": (["--hidden_size", "30"], ConfigError, "--model_path"),
 }
 
 
 @pytest.mark.parametrize(("args", "error", "named"), BAD_INPUT.values(), ids=BAD_INPUT)
 def test_bad_input_is_refused_in_one_line_before_anything_is_written(
-    args, error, named, small_preferences, tokenizer_folder, tmp_path
+    args, error, named, small_preferences, base_folder, tmp_path
 ):
-    common = ["--dataset", small_preferences, "--tokenizer_path", tokenizer_folder, "--output_dir", tmp_path / "run"]
+    common = ["--dataset", small_preferences, "--model_path", base_folder, "--output_dir", tmp_path / "run"]
     with pytest.raises(error, match=named) as caught:
         train_reward_model(configure(*common, *args))
     assert "\n" not in str(caught.value)

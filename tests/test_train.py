@@ -301,7 +301,7 @@ def overflowing(run_recorded):
         return [high * (row % 2) for row in range(len(completions))]
 
     args = [*SMALL, "--kl_coef", "0", "--total_episodes", "96", "--save_steps", "50"]
-    return run_recorded(*args, reward=reward, max_bad_updates=2, old_metric_names=True)
+    return run_recorded(*args, reward=reward, max_bad_updates=2)
 
 
 @pytest.mark.full
@@ -342,16 +342,6 @@ def test_train_without_kl_stops_after_too_many_bad_updates_and_saves_the_model_a
         assert not [name for name in record if name.startswith("objective/kl") or "non_score" in name]
     assert "kl_coef 0" in overflowing.out
     assert records[1]["objective/rlhf_reward"] == records[1]["objective/scores"]
-
-
-@pytest.mark.full
-def test_old_metric_names_are_logged_beside_the_new_ones(overflowing, finished):
-    old_names = {metric.name: metric.old_name for metric in metrics.METRICS if metric.old_name}
-    record, plain = (read_metrics(run / "metrics.jsonl")[1] for run in (overflowing.folder, finished))
-    both = [name for name in old_names if name in record]
-    assert {"objective/scores", "loss/policy_avg", "lr"} <= set(both)
-    assert [record[old_names[name]] for name in both] == [record[name] for name in both]
-    assert not set(old_names.values()) & set(plain)
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ def assert_equal_tensors(first, second):
     first, second = (model_files.open_tensors(folder) for folder in (first, second))
     assert set(first) == set(second)
     for name, tensor in first.items():
-        one, other = tensor[...], second[name][...]
+        one, other = tensor.read(...), second[name].read(...)
         assert (one.dtype, one.shape) == (other.dtype, other.shape), name
         assert one.tobytes() == other.tobytes(), name
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxppo import config
 from jaxppo.config.checks import has_flag
-from jaxppo.config.help import TypeWords, as_text, groups_of, meanings, summary, type_text
+from jaxppo.config.help import SENTENCE_WORDS, as_text, groups_of, meanings, summary, type_text
 from jaxppo.config.sources import setting_names
 from jaxppo.planning.datasets import config as planning
 
@@ -24,12 +24,6 @@ COMMANDS: dict[str, type] = {
     "planning import": planning.ImportConfig,
 }
 """Every command with settings, in the order of the page."""
-
-_PAGE_WORDS = TypeWords(
-    basic={str: "text", int: "integer", float: "number", bool: "True, False", dict: "mapping"},
-    alternatives=" or ",
-    choices=lambda names: ", ".join(f"`{name}`" for name in names),
-)
 
 _INTRODUCTION = """\
 # Configuration
@@ -139,7 +133,7 @@ def _table(settings: Any, names: Collection[str]) -> str:
     for spec in dataclasses.fields(settings):
         if spec.name in names and not dataclasses.is_dataclass(spec.type):
             default = _value(getattr(settings, spec.name))
-            kind = type_text(spec.type, _PAGE_WORDS)
+            kind = type_text(spec.type, SENTENCE_WORDS)
             text += f"| `{spec.name}` | {kind} | {default} | {_markdown(meaning[spec.name])} |\n"
     return text
 

@@ -4,12 +4,9 @@ import dataclasses
 import json
 import math
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from tyro.constructors import PrimitiveConstructorSpec
-
-from jaxppo.config.reading import parse_json
-from jaxppo.errors import ConfigError, DataError
+from jaxppo.errors import ConfigError
 
 Validator = Literal["builtin", "val", "auto"]
 """Who judges plans: the in-process validator, the VAL binary, or builtin where it covers the domain."""
@@ -36,25 +33,26 @@ def require_default(config: Any, name: str, reason: str) -> None:
 
 
 def require_positive(config: object, *names: str) -> None:
-    """Raise a `ConfigError` unless every named field is above 0."""
+    """Raise a `ConfigError` unless every named field is above 0, or None."""
     for name in names:
-        require(getattr(config, name) > 0, name, "a number above 0", getattr(config, name))
+        value = getattr(config, name)
+        require(value is None or value > 0, name, "a number above 0", value)
 
 
 def require_finite(config: object, *names: str) -> None:
-    """Raise a `ConfigError` unless every named field is finite and at least 0."""
+    """Raise a `ConfigError` unless every named field is finite and at least 0, or None."""
     for name in names:
         value = getattr(config, name)
         # A chain of comparisons, so that NaN is refused, too: each of its comparisons is false.
-        require(0.0 <= value < math.inf, name, "a finite number of at least 0", value)
+        fits = value is None or 0.0 <= value < math.inf
+        require(fits, name, "a finite number of at least 0", value)
 
 
 def require_fraction(config: object, *names: str) -> None:
-    """Raise a `ConfigError` unless every named field is in [0, 1]."""
+    """Raise a `ConfigError` unless every named field is in [0, 1], or None."""
     for name in names:
-        require(
-            0.0 <= getattr(config, name) <= 1.0, name, "a number in [0, 1]", getattr(config, name)
-        )
+        value = getattr(config, name)
+        require(value is None or 0.0 <= value <= 1.0, name, "a number in [0, 1]", value)
 
 
 def require_divisible(name: str, value: int, by_name: str, by: int) -> None:
@@ -91,42 +89,7 @@ def has_flag(spec: dataclasses.Field) -> bool:
     return "python_only" not in spec.metadata
 
 
-def choices(names: Collection[str]) -> PrimitiveConstructorSpec[str]:
-    """Annotate a setting whose values are the names of a table, so that `--help` shows them; see `require_choice`."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=f"{{{','.join(names)}}}",
-        instance_from_str=lambda words: words[0],
-        is_instance=lambda value: isinstance(value, str),
-        str_from_instance=lambda value: [value],
-    )
-
-
-def require_choice(config: object, name: str, names: Collection[str]) -> None:
-    """Raise a `ConfigError` unless the named field is one of the names of a table."""
-    require(
-        getattr(config, name) in names, name, f"one of {', '.join(names)}", getattr(config, name)
-    )
-
-
-def _from_json(text: str) -> Any:
-    """Read JSON; what is none stays a text, for `require_mapping` to refuse."""
-    try:
-        return None if text == "None" else parse_json(text)
-    except DataError:
-        return text
-
-
-JsonMapping = Annotated[
-    dict[str, Any] | None,
-    PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="JSON",
-        instance_from_str=lambda words: _from_json(words[0]),
-        is_instance=lambda value: value is None or isinstance(value, dict),
-        str_from_instance=lambda value: [json.dumps(value)],
-    ),
-]
+JsonMapping = dict[str, Any] | None
 """A setting that is a mapping in YAML, and JSON text on the command line; see `require_mapping`."""
 
 

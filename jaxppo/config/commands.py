@@ -258,17 +258,9 @@ class RewardServerConfig:
             requirement,
             self.reward.reward_funcs,
         )
-        default = RewardConfig()
-        for name in (
-            "reward_weights",
-            "reward_timeout_s",
-            "reward_workers",
-            "on_error",
-        ):
-            value = getattr(self.reward, name)
-            default_value = getattr(default, name)
-            requirement = f"{default_value}: it is a setting of the run that asks the server"
-            require(value == default_value, name, requirement, value)
+        for name in ("reward_weights", "reward_timeout_s", "on_error"):
+            reason = "with a server: it is a setting of the run that asks it"
+            require_default(self.reward, name, reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

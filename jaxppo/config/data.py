@@ -11,6 +11,7 @@ from jaxppo.config.checks import (
     JsonMapping,
     require,
     require_default,
+    require_finite,
     require_mapping,
     require_positive,
 )
@@ -147,14 +148,11 @@ class DataConfig:
             require_default(self, "n_shots", reason)
         # Of all splits, also those that this run does not read: a mistake is one in any of them.
         for split in SPLITS:
-            parse_sizes(self.part("sizes", split) or "", "sizes")
+            parse_sizes(self.part("sizes", split) or "")
         self._check_stream()
-        if self.max_prompt_length is not None:
-            require_positive(self, "max_prompt_length")
+        require_positive(self, "max_prompt_length")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
-        require(self.n_shots >= 0, "n_shots", "an integer of at least 0", self.n_shots)
-        characters = self.min_prompt_characters
-        require(characters >= 0, "min_prompt_characters", "an integer of at least 0", characters)
+        require_finite(self, "n_shots", "min_prompt_characters")
 
     def _check_stream(self) -> None:
         for word in merge_parts("stream_rows", self.stream_rows):
@@ -310,7 +308,7 @@ def merge_parts(name: str, words: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{key}={parts[key]}" for key in keys)
 
 
-def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
+def parse_sizes(text: str) -> dict[int, int]:
     """Read `"5:100,6:200"` as {objects: rows}.
 
     Raises:
@@ -318,10 +316,10 @@ def parse_sizes(text: str, name: str = "sizes") -> dict[int, int]:
     """
     pairs = re.findall(r"(\d+):(\d+)", text)
     well_formed = re.fullmatch(r"\s*\d+:\d+(\s*,\s*\d+:\d+)*\s*", text) is not None
-    require(well_formed, name, "a list such as '5:100,6:200' (objects:rows)", text)
+    require(well_formed, "sizes", "a list such as '5:100,6:200' (objects:rows)", text)
     sizes = {int(objects): int(rows) for objects, rows in pairs}
     positive = all(objects > 0 and rows > 0 for objects, rows in sizes.items())
-    require(positive, name, "positive numbers of objects and rows", text)
-    require(len(sizes) == len(pairs), name, "each number of objects once", text)
-    require(all(objects in OBJECTS for objects in sizes), name, "2 to 16 objects", text)
+    require(positive, "sizes", "positive numbers of objects and rows", text)
+    require(len(sizes) == len(pairs), "sizes", "each number of objects once", text)
+    require(all(objects in OBJECTS for objects in sizes), "sizes", "2 to 16 objects", text)
     return sizes

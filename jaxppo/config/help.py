@@ -7,8 +7,8 @@ import os
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
+from collections.abc import Collection, Iterator
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 _WIDTH = 110
 
@@ -24,13 +24,10 @@ def show_help(config_class: Any, command: str, names: list[str], args: list[str]
     """
     # Not left to tyro: its help has all flags, and the page would be longer than a newcomer reads.
     flags = {arg.replace("-", "_") for arg in args} & {"_h", "__help", "__help_all"}
-    if flags:
-        _print_help(config_class, command, names, everything="__help_all" in flags)
-
-
-def _print_help(config_class: Any, command: str, names: list[str], everything: bool) -> NoReturn:
+    if not flags:
+        return
     try:
-        for part in _parts(config_class, command, names, everything):
+        for part in _parts(config_class, command, names, everything="__help_all" in flags):
             print(part, flush=True)
     except BrokenPipeError:  # the reader has enough, as in `--help | head`
         # Python writes out standard output once more at
@@ -106,16 +103,31 @@ class TypeWords(NamedTuple):
 
     basic: dict[Any, str]  # of types without parts
     alternatives: str  # between types of which a value has one
-    choices: Callable[[Sequence[str]], str]
-    none: str | None = None  # for settings that may be None; None: that is not written
+    choices: str  # with the names in it
+    separator: str  # between the names
 
 
 FLAG_WORDS = TypeWords(
     basic={str: "TEXT", int: "INTEGER", float: "NUMBER", bool: "[True|False]", dict: "JSON"},
     alternatives="|",
-    choices=lambda names: f"{{{','.join(names)}}}",
+    choices="{{{}}}",
+    separator=",",
 )
-"""After a flag in `--help`."""
+"""After a flag in `--help`, which says in the default whether a setting may be None."""
+SENTENCE_WORDS = TypeWords(
+    basic={
+        str: "text",
+        int: "an integer",
+        float: "a number",
+        bool: "True or False",
+        dict: "a mapping",
+        types.NoneType: "None",
+    },
+    alternatives=" or ",
+    choices="one of {}",
+    separator=", ",
+)
+"""In messages and in docs/configuration.md."""
 
 
 def type_text(annotation: Any, words: TypeWords) -> str:
@@ -128,19 +140,12 @@ def type_text(annotation: Any, words: TypeWords) -> str:
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Literal:
-        return words.choices(arguments)
-    if origin is Annotated:  # `checks.choices`, or a mapping
-        names = arguments[1].metavar
-        return (
-            words.choices(names.strip("{}").split(","))
-            if names.startswith("{")
-            else words.basic[dict]
-        )
+        return words.choices.format(words.separator.join(arguments))
+    if origin is dict:
+        return words.basic[dict]
     if origin in (Union, types.UnionType):
-        kinds = [type_text(argument, words) for argument in arguments if argument is not type(None)]
-        if words.none is not None and type(None) in arguments:
-            kinds.append(words.none)
-        return words.alternatives.join(kinds)
+        named = [kind for kind in arguments if get_origin(kind) or kind in words.basic]
+        return words.alternatives.join(type_text(kind, words) for kind in named)
     if origin is tuple and arguments[-1] is ...:
         return f"{type_text(arguments[0], words)} ..."
     if origin is tuple:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxppo.config.checks import require, require_repo_id
+from jaxppo.config.checks import require_default, require_repo_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,6 @@ class HubConfig:
     def __post_init__(self) -> None:
         if self.hub_model_id is not None:
             require_repo_id("hub_model_id", self.hub_model_id)
-        for name in ("hub_model_id", "hub_private"):
-            value = getattr(self, name)
-            require(self.push_to_hub or not value, name, "--push_to_hub with it", value)
+        if not self.push_to_hub:
+            for name in ("hub_model_id", "hub_private"):
+                require_default(self, name, "without --push_to_hub")

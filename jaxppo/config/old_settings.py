@@ -155,6 +155,14 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "on_timeout": OldSetting("a completion that takes too long is left out", ("skip",)),
     "pool": OldSetting("its gain was within the intervals (docs/experiments/)", ("round",)),
     "start_from": OldSetting("every round trains the model that the run started from", ("start",)),
+    "old_metric_names": OldSetting("docs/metrics.md has the names of TRL 0.11", (False,)),
+    "adam_beta1": OldSetting("it is 0.9", (0.9,)),
+    "reward_workers": OldSetting("a function with a time limit has two processes", (2,)),
+    "stream_workers": OldSetting("one process prepares the rows of a stream", (1,)),
+    "tokenizer_path": OldSetting("--model_path names a model to start from", ("blocksworld-sft",)),
+    "hidden_size": OldSetting("--model_path names a model to start from", (128,)),
+    "num_hidden_layers": OldSetting("--model_path names a model to start from", (4,)),
+    "num_attention_heads": OldSetting("--model_path names a model to start from", (4,)),
     "greater_is_better": OldSetting(
         "a metric_for_best_model that ends with loss is best where it is lowest", (True,)
     ),

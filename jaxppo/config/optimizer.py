@@ -25,8 +25,6 @@ class OptimizerConfig:
     """Decay to 0 over the run, after the warm-up."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises; that of the first is the peak divided by them."""
-    adam_beta1: float = python_only(0.9)
-    """Decay of Adam's first moment."""
     adam_beta2: float = 0.999
     """Decay of Adam's second moment."""
     adam_epsilon: float = 1e-5
@@ -37,21 +35,12 @@ class OptimizerConfig:
     """Clip the global gradient norm to this; `None` for no clipping."""
 
     def __post_init__(self) -> None:
-        require_finite(self, "learning_rate")
-        require(
-            self.warmup_steps >= 0, "warmup_steps", "an integer of at least 0", self.warmup_steps
-        )
-        require_positive(self, "adam_epsilon")
+        require_finite(self, "learning_rate", "value_learning_rate", "warmup_steps")
+        require_positive(self, "adam_epsilon", "max_grad_norm")
         require_fraction(self, "weight_decay")
-        # At 1 the moments would never change, and their bias correction would divide by 0.
-        for name in ("adam_beta1", "adam_beta2"):
-            require(
-                0.0 <= getattr(self, name) < 1.0, name, "a number in [0, 1)", getattr(self, name)
-            )
-        if self.value_learning_rate is not None:
-            require_finite(self, "value_learning_rate")
-        if self.max_grad_norm is not None:
-            require_positive(self, "max_grad_norm")
+        # At 1 the moment would never change, and its bias correction would divide by 0.
+        fits = 0.0 <= self.adam_beta2 < 1.0
+        require(fits, "adam_beta2", "a number in [0, 1)", self.adam_beta2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

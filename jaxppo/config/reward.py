@@ -65,19 +65,13 @@ class RewardConfig:
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
     for each of up to four attempts to ask a server (default 30); a completion that takes longer is left out."""
-    reward_workers: int = python_only(2)
-    """Processes of each module:function that has a time limit."""
     on_error: Literal["stop", "skip"] | float = "stop"
     """A completion whose reward function fails stops the run, is left out of the update, or gets this reward."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "val_timeout_s", "reward_workers")
-        require_fraction(self, "partial_scale")
-        if self.audit_rate is not None:
-            require_fraction(self, "audit_rate")
-        if self.reward_timeout_s is not None:
-            require_positive(self, "reward_timeout_s")
-            require_finite(self, "reward_timeout_s")
+        require_positive(self, "val_timeout_s", "reward_timeout_s")
+        require_finite(self, "reward_timeout_s")
+        require_fraction(self, "partial_scale", "audit_rate")
         fits = isinstance(self.on_error, str) or math.isfinite(self.on_error)
         require(fits, "on_error", "stop, skip or a finite number", self.on_error)
         self._check_functions()

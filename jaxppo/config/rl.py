@@ -2,26 +2,30 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm, Level, LossType
 from jaxppo.config.checks import (
-    choices,
     python_only,
     require,
-    require_choice,
     require_default,
     require_finite,
     require_fraction,
     require_positive,
 )
 
+# The names of the table, which a type checker cannot read.
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[*ALGORITHMS]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLConfig:
     """The algorithm and its coefficients; names as in TRL, defaults as in its PPO."""
 
-    algorithm: Annotated[str, choices(ALGORITHMS)] = "ppo"
+    algorithm: AlgorithmName = "ppo"
     """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
     others, ratio per completion, no value model. grpo: each against the mean of its group over its deviation, ratio
     per token, KL in the loss."""
@@ -113,7 +117,8 @@ class RLConfig:
     program (default with bfloat16, where one pass over a completion and its steps round differently)."""
 
     def __post_init__(self) -> None:
-        require_choice(self, "algorithm", ALGORITHMS)
+        names = ", ".join(ALGORITHMS)
+        require(self.algorithm in ALGORITHMS, "algorithm", f"one of {names}", self.algorithm)
         require_positive(self, "num_ppo_epochs", "num_mini_batches", "target_kl")
         require_positive(self, "cliprange", "cliprange_value", "kl_horizon")
         require(self.async_rollouts in (0, 1), "async_rollouts", "0 or 1", self.async_rollouts)
@@ -129,17 +134,9 @@ class RLConfig:
                 "a number above 1",
                 self.ratio_threshold,
             )
-        for name in (
-            "cliprange_high",
-            "delta",
-            "kl_target",
-            "gradient_accumulation_steps",
-            "local_rollout_forward_batch_size",
-        ):
-            if getattr(self, name) is not None:
-                require_positive(self, name)
-        if self.missing_eos_penalty is not None:
-            require_finite(self, "missing_eos_penalty")
+        require_positive(self, "cliprange_high", "delta", "kl_target")
+        require_positive(self, "gradient_accumulation_steps", "local_rollout_forward_batch_size")
+        require_finite(self, "missing_eos_penalty")
         self._check_scores()
         # kl_coef is adapted by factors, so that 0 would stay 0.
         if self.kl_target is not None:

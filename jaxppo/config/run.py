@@ -82,11 +82,6 @@ class RunConfig:
             require_default(self, "allow_changes", "without --resume")
 
     @property
-    def is_distributed(self) -> bool:
-        """Whether there are other processes to connect to."""
-        return self.distributed is not None
-
-    @property
     def process(self) -> tuple[str | None, int | None, int | None]:
         """HOST:PORT of the first process, number of this one, and number of all; None where only the cluster knows."""
         match = _PROCESS.fullmatch(self.distributed or "")

@@ -48,11 +48,9 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "response_length")
-        require_finite(self, "temperature")
-        require(self.top_k >= 0, "top_k", "an integer of at least 0", self.top_k)
+        require_finite(self, "temperature", "top_k", "stop_token_id")
         require(0.0 < self.top_p <= 1.0, "top_p", "a number in (0, 1]", self.top_p)
-        if self.min_p is not None:
-            require_fraction(self, "min_p")
+        require_fraction(self, "min_p")
         if self.output_min_length is not None:
             requirement = f"1 to response_length ({self.response_length})"
             fits = 1 <= self.output_min_length <= self.response_length
@@ -66,12 +64,6 @@ class SamplingConfig:
         if self.stop_token_id is not None:
             require(
                 self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token
-            )
-            require(
-                self.stop_token_id >= 0,
-                "stop_token_id",
-                "a token id of at least 0",
-                self.stop_token_id,
             )
 
     @property
@@ -116,8 +108,6 @@ class EvalConfig:
     """Lengths of the reference plan at which the bins of the results begin; the last bin has no end."""
 
     def __post_init__(self) -> None:
-        if self.eval_rows is not None:
-            require_positive(self, "eval_rows")
         # The bins hold every length once, the first from 0 on and the last without an end.
         edges = self.length_edges
         increasing = (
@@ -126,9 +116,8 @@ class EvalConfig:
             and all(low < high for low, high in itertools.pairwise(edges))
         )
         require(increasing, "length_edges", "increasing plan lengths from 0 on", edges)
-        require_positive(self, "eval_batch_size")
-        require_finite(self, "eval_temperature")
-        require(self.eval_top_k >= 0, "eval_top_k", "an integer of at least 0", self.eval_top_k)
+        require_positive(self, "eval_batch_size", "eval_rows")
+        require_finite(self, "eval_temperature", "eval_top_k")
         require(0.0 < self.eval_top_p <= 1.0, "eval_top_p", "a number in (0, 1]", self.eval_top_p)
         # Greedy decoding looks at the most likely token
         # alone, so that a truncation would have no effect.

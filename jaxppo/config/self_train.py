@@ -108,9 +108,8 @@ class SelfTrainConfig:
     def __post_init__(self) -> None:
         require_positive(self, "num_rounds", "num_generations", "max_plans_per_problem")
         require_positive(self, "sft_episodes", "batch_size", "sample_batch_size")
+        require_positive(self, "total_episodes")
         require_finite(self, "start_ratio")
-        if self.total_episodes is not None:
-            require_positive(self, "total_episodes")
         require(
             self.data.headline(self.headline_split) is not None,
             "eval_splits",

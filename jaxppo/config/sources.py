@@ -7,27 +7,26 @@ flat name.
 import contextlib
 import dataclasses
 import io
-import itertools
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+import types
+from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 import yaml
 
-from jaxppo.config.checks import JsonMapping, has_flag, require
+from jaxppo.config.checks import has_flag, require
 from jaxppo.config.data import DEFAULT_PARTS, as_list, merge_parts
-from jaxppo.config.help import TypeWords, show_help, type_text
+from jaxppo.config.help import SENTENCE_WORDS, show_help, type_text
 from jaxppo.config.old_settings import OLD_SETTINGS, translate_old_settings
 from jaxppo.config.paths import write_atomically
-from jaxppo.config.reading import parse_yaml
+from jaxppo.config.reading import parse_json, parse_yaml
 from jaxppo.config.redact import REDACTED, redact
-from jaxppo.errors import ConfigError, did_you_mean, shown
+from jaxppo.errors import ConfigError, DataError, did_you_mean, shown
 
 Config = TypeVar("Config")
 
@@ -103,19 +102,6 @@ MEANT = {
 _ALSO = {"sft_model_path": "model_path"}
 """What a command has in place of a setting that it lacks."""
 
-_ERROR_WORDS = TypeWords(
-    basic={
-        str: "text",
-        int: "an integer",
-        float: "a number",
-        bool: "True or False",
-        dict: "a mapping",
-    },
-    alternatives=" or ",
-    choices=lambda names: f"one of {', '.join(names)}",
-    none="None",
-)
-
 CONFIG_FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
 
@@ -174,8 +160,8 @@ def replace(config: Config, /, **changes: Any) -> Config:
         raise ConfigError(
             f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, fields)}"
         )
-    types = {name: fields[name].type for name in changes}
-    return _rebuild(config, _parse(types, {}, changes, []))
+    parsed = {name: _parse(name, fields[name].type, value) for name, value in changes.items()}
+    return _rebuild(config, parsed)
 
 
 def _rebuild(config: Any, changes: Mapping[str, Any]) -> Any:
@@ -190,101 +176,52 @@ def _rebuild(config: Any, changes: Mapping[str, Any]) -> Any:
     return type(config)(**kwargs)
 
 
-def _parse(
-    types: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    values: Mapping[str, Any],
-    flags: list[str],
-) -> dict[str, Any]:
-    """Read values of files and flags together, as the types of their settings.
-
-    Args:
-        types: of the settings that may be given.
-        defaults: of those that need not be given.
-        values: as a YAML file or Python has them.
-        flags: a command line, which goes over the values.
+def _parse(name: str, annotation: Any, value: Any) -> Any:
+    """Return a value of a file, of the command line or of Python as the type of its setting.
 
     Raises:
-        ConfigError: a value or flag that does not fit; the message names it.
+        ConfigError: it does not fit; the message begins with `name`.
     """
-    mappings = {}
-    words_by_name = {}
-    for name, value in values.items():
-        # A mapping needs no reading: it goes in as a default,
-        # and the configuration checks it, whatever it is.
-        if types[name] == JsonMapping and not isinstance(value, str):
-            mappings[name] = value
-        else:
-            words_by_name[name] = _as_words(name, value, types[name])
-    # Of a flag that comes twice tyro takes the last: flags after the values go over them.
-    words = [*itertools.chain.from_iterable(words_by_name.values()), *flags]
     try:
-        parsed = _run_tyro(_make_settings_class(types, {**defaults, **mappings}), words)
-    except _BadFlag:
-        # tyro does not say where a word is from: a value of
-        # a file that fails alone is named as its setting.
-        for name, setting_words in words_by_name.items():
-            _check_alone(name, types[name], values[name], setting_words)
-        raise
-    return {name: getattr(parsed, name) for name in types}
-
-
-def _make_settings_class(types: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
-    """Return a flat dataclass of settings, for tyro."""
-    specs: list[Any] = []
-    for name, annotation in types.items():
-        if name in defaults or annotation is bool:  # a switch without a default would be no switch
-            default = dataclasses.field(default_factory=partial(defaults.get, name, False))
-            specs.append((name, annotation, default))
-        else:
-            specs.append((name, annotation))
-    return dataclasses.make_dataclass("Settings", specs, kw_only=True)
-
-
-class _BadFlag(ConfigError):
-    """tyro's message about a command line."""
-
-
-def _run_tyro(config_class: Any, words: list[str], prog: str | None = None) -> Any:
-    """Read words as a dataclass; `prog` is the name of the command in tyro's own help."""
-    messages = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(messages):
-            return tyro.cli(config_class, args=words, prog=prog, use_underscores=True)
-    except SystemExit as stop:
-        if not stop.code:  # after --help
-            raise
-        raise _BadFlag(_first_paragraph(messages.getvalue())) from None
-
-
-def _check_alone(name: str, annotation: Any, value: Any, words: list[str]) -> None:
-    """Raise a `ConfigError` that names a setting unless its own words can be read."""
-    try:
-        _run_tyro(_make_settings_class({name: annotation}, {}), words)
-    except _BadFlag:
+        return _convert(annotation, value)
+    except ValueError:
         raise ConfigError(
-            f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}"
+            f"{name}: expected {type_text(annotation, SENTENCE_WORDS)}, got {value!r}"
         ) from None
 
 
-def _as_words(name: str, value: Any, annotation: Any) -> list[str]:
-    """Return the flag that says a value of a file; raise a `ConfigError` for one that no flag can say."""
-    kinds = (annotation, *get_args(annotation))
-    if bool in kinds:
-        value = _SWITCH_WORDS.get(str(value).lower(), value)
-    # Written as words, these would come back as text, or
-    # as None where the type has no None: refuse them here.
-    is_missing = value is None and type(None) not in kinds
-    is_list = isinstance(value, list | tuple)
-    takes_list = any(get_origin(kind) is tuple for kind in kinds)
-    if is_missing or isinstance(value, dict) or (is_list and not takes_list):
-        raise ConfigError(f"{name}: expected {type_text(annotation, _ERROR_WORDS)}, got {value!r}")
-    if annotation is bool and isinstance(value, bool):
-        return [f"--{name}" if value else f"--no_{name}"]
-    if is_list:
-        return [f"--{name}", *map(str, value)]
-    # With `=`, a value that begins with a hyphen is not taken for a flag.
-    return [f"--{name}={value}"]
+def _convert(annotation: Any, value: Any) -> Any:
+    """Return a value as a type; a `ValueError` where it is none of it."""
+    origin = get_origin(annotation)
+    kinds = get_args(annotation)
+    if origin in (Union, types.UnionType):
+        if types.NoneType in kinds and value in (None, "None"):
+            return None
+        for kind in kinds:
+            with contextlib.suppress(ValueError):
+                return _convert(kind, value)
+        raise ValueError
+    if origin is tuple:
+        values = as_list(value)
+        if kinds[-1] is ...:
+            kinds = kinds[:1] * len(values)
+        return tuple(_convert(kind, entry) for kind, entry in zip(kinds, values, strict=True))
+    if origin is dict:
+        # What is no mapping goes on as it is: the configuration says what it expects.
+        with contextlib.suppress(DataError):
+            return parse_json(value) if isinstance(value, str) else value
+        return value
+    # Written as text, these would come back as a text.
+    if annotation is types.NoneType or value is None or isinstance(value, list | tuple | dict):
+        raise ValueError
+    text = str(value)
+    if origin is Literal:
+        return kinds[kinds.index(text)]
+    if annotation is bool:
+        if text.lower() not in _SWITCH_WORDS:
+            raise ValueError
+        return _SWITCH_WORDS[text.lower()]
+    return annotation(text)
 
 
 def _hint(name: str, names: Collection[str]) -> str:
@@ -301,8 +238,15 @@ def _hint(name: str, names: Collection[str]) -> str:
 
 _BOOL = "tag:yaml.org,2002:bool"
 _TEXT = "tag:yaml.org,2002:str"
-_SWITCH_WORDS = {"on": True, "yes": True, "off": False, "no": False}
-"""YAML 1.1 reads these as True and False; a setting may have them as words of its own."""
+_SWITCH_WORDS = {
+    "true": True,
+    "on": True,
+    "yes": True,
+    "false": False,
+    "off": False,
+    "no": False,
+}
+"""YAML 1.1 reads these as True and False; but for the two themselves a setting may have them as words of its own."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -322,7 +266,7 @@ class _Loader(yaml.SafeLoader):
                 if (
                     isinstance(node, yaml.ScalarNode)
                     and node.tag == _BOOL
-                    and node.value.lower() in _SWITCH_WORDS
+                    and node.value.lower() not in ("true", "false")
                 ):
                     node.tag = _TEXT
         return root
@@ -381,24 +325,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return {name: _with_home(value) for name, value in content.items()}
 
 
+_HOME = re.compile(r"(?P<flag>--[\w-]+=)?~(?=/|\Z)")
+
+
 def _with_home(value: Any) -> Any:
-    """Put the home folder in the place of the `~` that a path begins with, as shells do before they call a command."""
+    """Put the home folder in the place of the `~` that a path begins with, as shells do before they call a command.
+
+    A shell leaves `--flag=~/folder` and what is quoted as it is.
+    """
     if isinstance(value, list):
         return [_with_home(entry) for entry in value]
-    is_path = isinstance(value, str) and (value == "~" or value.startswith("~/"))
-    return os.path.expanduser(value) if is_path else value
-
-
-def _args_with_home(args: Sequence[str]) -> list[str]:
-    """Do the same for arguments: a shell leaves `--flag=~/folder` and what is quoted as it is."""
-    expanded = []
-    for arg in args:
-        if arg.startswith("--"):
-            flag, equals, value = arg.partition("=")
-            expanded.append(flag + equals + _with_home(value))
-        else:
-            expanded.append(_with_home(arg))
-    return expanded
+    match = _HOME.match(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    return (match["flag"] or "") + os.path.expanduser("~") + value[match.end() :]
 
 
 def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
@@ -460,40 +400,27 @@ def preset_values(command: str, name: str) -> dict[str, Any]:
 
 
 # How a value finds its way, for `train --preset tiny --config my.yaml --beta 0.1 --resume False`:
-# 1. The arguments are brought into one form: `~` becomes the home folder, `--beta` the setting that
-#    it is another name of (`--kl_coef`), `--resume False` the switch `--no_resume` that tyro has.
-# 2. All that lies below the flags becomes one flat dictionary: `tiny`, the presets it names itself,
-#    and my.yaml over them (`_file_values`). Names in files are checked here: tyro sees them only as
-#    if they were flags.
-# 3. Two rules go beyond "the last one counts", wherever one source is laid over another (`_merge`):
-#    a number of epochs drops the total_episodes of a lower source, and settings of KEY=VALUE words
-#    are changed key by key.
-# 4. The dictionary is written as words of a command line and put before the flags (`_parse`): files
-#    and flags are read by the same code, as the types of the same fields, and one run of tyro decides.
-# 5. The flat values go into the nested groups (`_rebuild`); each checks itself in `__post_init__`.
+# 1. The command line becomes what a file with the same settings would be: {setting: value} (`_read_flags`).
+# 2. All that lies below it becomes such a dictionary, too: `tiny`, the presets it names itself, and my.yaml over them
+#    (`_file_values`).
+# 3. Two rules go beyond "the last one counts", wherever one source is laid over another (`_merge`): a number of epochs
+#    drops the total_episodes of a lower source, and settings of KEY=VALUE words are changed key by key.
+# 4. Each value is read as the type of its field (`_parse`), and goes into its group (`_rebuild`), which checks itself.
 def parse_cli(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
     """Read the configuration of a command from its arguments; `--help` and `--help_all` print and exit.
 
     Raises:
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
-    args = _args_with_home(sys.argv[1:] if argv is None else argv)
-    args = _with_tyro_switches(_without_aliases(args, config_class), config_class)
-    names = setting_names(config_class)
-    show_help(config_class, command, names, args)
-    fields = fields_of(config_class)
-    types = {name: fields[name].type for name in names}
-    values = _file_values(config_class, command, args)
-    args, parts = _split_parts(args, DEFAULT_PARTS.keys() & types.keys())
-    try:
-        parsed = _parse(types, flatten(config_class()), _merge(values, parts), args)
-    except _BadFlag as error:
-        raise ConfigError(_with_fix(str(error), config_class)) from None
-    for name, value in parsed.items():
+    args = sys.argv[1:] if argv is None else argv
+    show_help(config_class, command, setting_names(config_class), args)
+    flags = _read_flags(_with_home(list(args)), config_class)
+    values = _merge(_file_values(config_class, command, flags), flags)
+    for name, value in values.items():
         if REDACTED in str(value):
             fix = f"give --{name} again, as a run's config.yaml keeps no secrets"
             raise ConfigError(f"{name}: expected no {REDACTED} in it, got {value!r}; {fix}")
-    return _rebuild(config_class(), parsed)
+    return replace(config_class(), **values)
 
 
 def parse_flags(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
@@ -502,57 +429,69 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
     Raises:
         ConfigError: unknown or missing flag, or a bad value, named in one line.
     """
-    args = _args_with_home(sys.argv[1:] if argv is None else argv)
+    args = _with_home(list(sys.argv[1:] if argv is None else argv))
+    for arg in args:
+        if _FLAG.match(arg) and arg not in ("-h", "--help"):
+            _setting_of(arg.partition("=")[0], config_class)
+    flat_class: Any = tyro.conf.OmitArgPrefixes[config_class]
+    prog = f"python -m jaxppo.{command}"
+    messages = io.StringIO()
     try:
-        flat_class: Any = tyro.conf.OmitArgPrefixes[config_class]
-        return _run_tyro(flat_class, args, f"python -m jaxppo.{command}")
-    except _BadFlag as error:
-        raise ConfigError(_with_fix(str(error), config_class)) from None
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(flat_class, args=args, prog=prog, use_underscores=True)
+    except SystemExit as stop:
+        if not stop.code:  # after --help
+            raise
+        message = _first_paragraph(messages.getvalue())
+        raise ConfigError(f"{message} (--help explains every flag)") from None
 
 
-def _without_aliases(args: list[str], config_class: type) -> list[str]:
-    names = _aliases(config_class)
-    result = []
-    word_of_setting: dict[str, str] = {}
-    for arg in args:
-        flag, equals, value = arg.partition("=")
-        # Only flags: words of their values stay as they are.
-        if flag.startswith("--"):
-            word = flag[2:].replace("-", "_")
-            name = names.get(word, word)
-            other = word_of_setting.setdefault(name, word)
-            if other != word:
-                raise ConfigError(
-                    f"{name}: expected one of --{other} and --{word}, which mean the same, got both"
-                )
-            if word in names:
-                flag = f"--{name}"
-        result.append(flag + equals + value)
-    return result
+_FLAG = re.compile(r"--?[a-zA-Z]")
+"""What a flag begins with: `-1` is a value, and one that begins like a flag is given as `--flag=-value`."""
 
 
-def _split_parts(args: list[str], names: Collection[str]) -> tuple[list[str], dict[str, Any]]:
-    """Split a command line into its rest and the words of the named settings, which change single parts: {name: words}.
+def _read_flags(args: list[str], config_class: Any) -> dict[str, Any]:
+    """Read a command line as a file with these settings would be read: {setting: value}.
 
-    They are kept from tyro, for which the words of a flag would replace all words of the file.
+    Of a flag that comes twice the last counts; of one of KEY=VALUE words all words stay.
     """
-    remaining = []
-    parts: dict[str, list[str]] = {}
-    name = ""  # of no setting, for words before the first flag
+    words_by_name: dict[str, list[str]] = {}
+    word_by_name: dict[str, str] = {}
+    words = None
     for arg in args:
-        flag, equals, value = arg.partition("=")
-        is_flag = arg.startswith("--")
-        if is_flag:
-            name = flag[2:].replace("-", "_")
-        if name not in names:
-            remaining.append(arg)
-            continue
-        words = parts.setdefault(name, [])
-        if not is_flag:
+        if not _FLAG.match(arg):
+            if words is None:
+                raise ConfigError(
+                    f"{arg}: expected a flag (--help_all lists them), got a word after no flag"
+                )
             words.append(arg)
-        elif equals:
+            continue
+        flag, equals, value = arg.partition("=")
+        name = _setting_of(flag, config_class)
+        word = _as_name(flag)
+        is_off = word == f"no_{name}"
+        other = word_by_name.setdefault(name, name if is_off else word)
+        if not is_off and other != word:
+            raise ConfigError(
+                f"{name}: expected one of --{other} and --{word}, which mean the same, got both"
+            )
+        if name not in DEFAULT_PARTS:
+            words_by_name[name] = []
+        words = words_by_name.setdefault(name, [])
+        if equals:
             words.append(value)
-    return remaining, parts
+        elif is_off:
+            words.append("False")
+    fields = fields_of(config_class)
+    values = {}
+    for name, words in words_by_name.items():
+        annotation = fields[name].type
+        # As YAML has them: a single word is no list, and a switch by itself is on.
+        value = words[0] if len(words) == 1 else words
+        if not words and annotation is bool:
+            value = True
+        values[name] = _parse(f"--{name}", annotation, value)
+    return values
 
 
 def _aliases(config_class: Any) -> dict[str, str]:
@@ -561,36 +500,17 @@ def _aliases(config_class: Any) -> dict[str, str]:
     return {alias: name for alias, name in ALIASES.items() if name in names and alias not in names}
 
 
-def _with_tyro_switches(args: list[str], config_class: type) -> list[str]:
-    """Write switches as tyro takes them: `--resume True` becomes `--resume`, `--resume False` becomes `--no_resume`."""
-    switches = {f"--{name}" for name, spec in fields_of(config_class).items() if spec.type is bool}
-    result: list[str] = []
-    for arg in args:
-        flag, equals, value = arg.partition("=")
-        if not equals and result and arg.lower() in ("true", "false"):
-            flag = result[-1]
-            value = arg
-        flag = flag.replace("-", "_").replace("__", "--", 1)
-        if flag not in switches or value.lower() not in ("true", "false"):
-            result.append(arg)
-            continue
-        if not equals:
-            result.pop()
-        result.append(flag if value.lower() == "true" else f"--no_{flag[2:]}")
-    return result
-
-
-def _file_values(config_class: Any, command: str, args: list[str]) -> dict[str, Any]:
+def _file_values(config_class: Any, command: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Read what the flags go over: preset and YAML file, or with --resume alone the configuration of that run.
 
     The preset is that of the command line, else that of the file, else, without a file, `default`.
     """
-    preset = _flag_value(args, "preset")
-    config_file = _flag_value(args, "config")
-    output_dir = _flag_value(args, "output_dir")
-    if preset is None and config_file is None and output_dir is not None and "--resume" in args:
+    preset = flags.get("preset")
+    config_file = flags.get("config")
+    output_dir = flags.get("output_dir")
+    if preset is None and config_file is None and output_dir is not None and flags.get("resume"):
         saved = Path(output_dir) / CONFIG_FILE
-        config_file = str(saved) if saved.exists() else None
+        config_file = saved if saved.exists() else None
     if config_file is None:
         values = {"preset": "default"}
     else:
@@ -604,12 +524,7 @@ def _file_values(config_class: Any, command: str, args: list[str]) -> dict[str, 
             require(name not in values, alias, requirement, values[alias])
             values[name] = values.pop(alias)
     values = _over_presets(command, preset or preset_in_file, values)
-    flags = {
-        name
-        for name in ("num_train_epochs", "total_episodes")
-        if _flag_value(args, name) is not None
-    }
-    return _check_names(_without_episodes(values, flags), config_class, command)
+    return _check_names(values, config_class, command)
 
 
 def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dict[str, Any]:
@@ -671,16 +586,6 @@ def _without_episodes(values: dict[str, Any], higher_names: Collection[str]) -> 
     return {name: value for name, value in values.items() if name != "total_episodes"}
 
 
-def _flag_value(args: list[str], name: str) -> str | None:
-    """Return the last value given for a flag, spelled with underscores or hyphens, after a space or `=`."""
-    value = None
-    for position, arg in enumerate(args):
-        flag, equals, text = arg.partition("=")
-        if flag.replace("-", "_") == f"__{name}":
-            value = text if equals else next(iter(args[position + 1 :]), None)
-    return value
-
-
 def _first_paragraph(panel: str) -> str:
     """Return the first paragraph of tyro's error message as one line; its box is drawn with or without Unicode."""
     paragraph = []
@@ -694,25 +599,35 @@ def _first_paragraph(panel: str) -> str:
     return " ".join(" ".join(paragraph).split())
 
 
-def _with_fix(message: str, config_class: type) -> str:
-    """Return tyro's message or, for an unknown flag, one that names the flag which may be meant."""
-    start, _, words = message.partition("Unrecognized options: ")
-    if start or not words:
-        return f"{message} (--help_all explains every flag)"
-    word = words.split(", ")[0].partition("=")[0]
-    if not word.startswith("--"):
-        reason = "a word after no flag, or after one that takes fewer"
-        return f"{word}: expected a flag (--help_all lists them), got {reason}"
-    name = word[2:].replace("-", "_").removeprefix("no_")
+def _as_name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _setting_of(flag: str, config_class: Any) -> str:
+    """Return the setting that a flag says, without its value.
+
+    Raises:
+        ConfigError: the command has no such flag; the message names the one which may be meant.
+    """
+    fields = fields_of(config_class)
     names = setting_names(config_class)
+    word = _as_name(flag)
+    name = _aliases(config_class).get(word, word)
+    switch = word.removeprefix("no_")
+    if name not in names and switch in names and fields[switch].type is bool:
+        name = switch
+    if name in names and flag.startswith("--"):
+        return name
     requirement = "expected a flag of this command (--help_all lists them)"
-    if name in fields_of(config_class) and name not in names:
+    if name in fields and name not in names:
         reason = "one that this command does not read, or that is an argument in Python alone (docs/configuration.md)"
-        return f"{word}: {requirement}, got {reason}"
+        raise ConfigError(f"{flag}: {requirement}, got {reason}")
     if name in OLD_SETTINGS and name not in names:
-        return f"{word}: expected a flag (--help_all lists them), got one that is gone; {OLD_SETTINGS[name].advice}"
+        raise ConfigError(
+            f"{flag}: expected a flag (--help_all lists them), got one that is gone; {OLD_SETTINGS[name].advice}"
+        )
     if name in MEANT:
         hint = _hint(name, names)
     else:
         hint = did_you_mean(f"--{name}", [f"--{setting}" for setting in names])
-    return f"{word}: {requirement}, got {word!r}{hint}"
+    raise ConfigError(f"{flag}: {requirement}, got {flag!r}{hint}")

@@ -117,8 +117,6 @@ class SFTConfig:
     """What is drawn anew for every planning problem in every epoch, by seed, epoch and row: names (of its objects; the
     plan is renamed with them), order (of its atoms), states (of a stream: with which state of its plan every other
     problem begins), or some of them with commas between."""
-    stream_workers: int = python_only(1)
-    """Processes that prepare the rows of a stream in advance; their number does not change the rows."""
     response_length: int = 64
     """Most tokens of a completion in the evaluation at the end."""
 
@@ -129,9 +127,9 @@ class SFTConfig:
         # prompt's order: there is nothing left to rename.
         renames_numbers = "names" in self.augmented and self.data.numbers_objects
         require(not renames_numbers, "augment", "no names with number_objects", self.augment)
-        fits = self._draws_rows or "states" not in self.augmented
+        fits = self.is_endless or "states" not in self.augmented
         require(fits, "augment", "states only with train_split train of a stream", self.augment)
-        require_positive(self, "stream_workers", "total_episodes", "batch_size", "response_length")
+        require_positive(self, "total_episodes", "batch_size", "response_length")
         require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
         require_divisible(
             "hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads
@@ -175,11 +173,10 @@ class SFTConfig:
         """Check what is learned of each row."""
         if self.max_length is None:
             require_default(self, "overlong", "without max_length")
-        else:
-            require_positive(self, "max_length")
-            if self.augmented or self._draws_rows:
-                reason = "with augment or an endless stream, whose rows are not known before"
-                require_default(self, "max_length", reason)
+        require_positive(self, "max_length")
+        if self.augmented or self.is_endless:
+            reason = "with augment or an endless stream, whose rows are not known before"
+            require_default(self, "max_length", reason)
         if self.assistant_only_loss:
             # None passes: whether the tokenizer has a template is seen when it is loaded.
             use_chat_template = self.data.use_chat_template
@@ -196,7 +193,7 @@ class SFTConfig:
         return with_best_metric(self, splits[0]) if splits else self
 
     @property
-    def _draws_rows(self) -> bool:
+    def is_endless(self) -> bool:
         """Whether rows are those of an endless stream: the only split without an end is `train`."""
         return self.data.stream_domains is not None and self.data.train_split == "train"
 
@@ -271,16 +268,7 @@ class RewardModelConfig:
     max_length: int = 1024
     """Pairs with a longer text (prompt, completion and end of sequence, in tokens) are left out and counted."""
     model_path: str | None = None
-    """Language model, for its trunk, or reward model to start from: a Hugging Face folder or hub id; default: a fresh
-    GPT-NeoX of the sizes below."""
-    tokenizer_path: str = "blocksworld-sft"
-    """Fresh model: folder or hub id of the model whose tokenizer it takes, such as the policy to be rewarded."""
-    hidden_size: int = 128
-    """Fresh model: width."""
-    num_hidden_layers: int = 4
-    """Fresh model: layers."""
-    num_attention_heads: int = 4
-    """Fresh model: attention heads."""
+    """Language model, for its trunk, or reward model to start from: a Hugging Face folder or hub id."""
     dtype: ComputeDtype = "float32"
     """Numbers that the model computes in; trained parameters, scores and statistics are float32 in any case."""
     gradient_checkpointing: bool = False
@@ -298,31 +286,15 @@ class RewardModelConfig:
     """Texts scored at once in an evaluation."""
 
     def __post_init__(self) -> None:
-        require_positive(
-            self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_length"
-        )
-        require_positive(self, "batch_size", "eval_batch_size")
+        require_positive(self, "max_length", "batch_size", "eval_batch_size", "total_episodes")
         require_mapping(self, "chat_template_kwargs", TOKENIZER_ARGUMENTS)
-        require_divisible(
-            "hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads
-        )
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
-        if self.total_episodes is not None:
-            require_positive(self, "total_episodes")
-        if self.center_rewards_coefficient is not None:
-            require_finite(self, "center_rewards_coefficient")
+        require_finite(self, "center_rewards_coefficient")
         require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         require_default(self.optimizer, "value_learning_rate", "as there is no value model")
         require_default(self.peft, "lora_path", "as a reward model's adapter is fresh")
         require_default(self.run, "target", "as only `train` and `sft` have it")
-        if self.peft.use_peft:
-            require(
-                self.model_path is not None,
-                "model_path",
-                "a model under the adapter with use_peft",
-                None,
-            )
 
     def num_updates(self, num_pairs: int) -> int:
         """Return the number of optimizer steps in the run."""

@@ -12,6 +12,7 @@ from jaxppo.config.checks import (
     require,
     require_default,
     require_divisible,
+    require_finite,
     require_positive,
 )
 from jaxppo.config.data import CurriculumConfig, DataConfig
@@ -92,25 +93,15 @@ class TrainConfig:
     """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = python_only(3)
     """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
-    old_metric_names: bool = python_only(False)
-    """Log metrics under their TRL 0.11 names too, where these differ."""
     profile: int = 0
     """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
     the table of the ten most expensive operations, top_ops.txt."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_size", "max_bad_updates")
-        require(self.profile >= 0, "profile", "an integer of at least 0", self.profile)
+        require_positive(self, "batch_size", "max_bad_updates", "total_episodes")
+        require_finite(self, "profile", "num_sample_generations")
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
-        if self.total_episodes is not None:
-            require_positive(self, "total_episodes")
-        require(
-            self.num_sample_generations >= 0,
-            "num_sample_generations",
-            "at least 0",
-            self.num_sample_generations,
-        )
         # Greedy completions of a prompt would all be the
         # same, and no action would be better than another.
         require_positive(self.sampling, "temperature")

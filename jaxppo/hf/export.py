@@ -161,7 +161,7 @@ def write_models(
         # A value function without an entry of its own started from the policy.
         info = models[name] or models["policy"]
         kind: Any = info.get("kind", name)
-        target = _folder_of(name, info)
+        target = REWARD_MODEL if kind == "reward" else name
         if "trunk" not in tree:  # a head on the policy's trunk
             hf.save_value_head(
                 folder / target, tree["score"], model_card("value_head", info, meta, evals)
@@ -196,10 +196,6 @@ def write_models(
             max_shard_size=max_shard_size,
             card=model_card(kind, info, meta, evals),
         )
-
-
-def _folder_of(name: str, info: dict[str, Any]) -> str:
-    return REWARD_MODEL if info.get("kind") == "reward" else name
 
 
 def _config(info: dict[str, Any], reward_bias: float | None) -> ModelConfig:

@@ -5,8 +5,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,18 +32,19 @@ MIN_TORCH = (2, 6)
 """torch.load(weights_only=True) of earlier releases could run code: CVE-2025-32434."""
 
 
-class Tensor(Protocol):
-    """A tensor in a file, of which any part can be read."""
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in a file.
 
-    def __getitem__(self, index: Any) -> np.ndarray: ...
+    Attributes:
+        shape: sizes of its axes.
+        dtype: its type as safetensors calls it: F32, BF16, I64 and so on.
+        read: gives the part at an index.
+    """
 
-    def get_shape(self) -> list[int]:
-        """Return the sizes of its axes."""
-        ...
-
-    def get_dtype(self) -> str:
-        """Return its type as safetensors calls it: F32, BF16, I64 and so on."""
-        ...
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[Any], np.ndarray]
 
 
 _DTYPES = {
@@ -53,28 +56,14 @@ _DTYPES = {
 """safetensors' names of the types that weights may have. Source: safetensors README.md, Format."""
 
 
-class _SafeTensor:
-    """A tensor of a safetensors file, which is opened for each part that is read.
+def _read_safetensor(file: Path, name: str, index: Any) -> np.ndarray:
+    """Read a part of a tensor from a file that is opened for it.
 
     What was read stays in memory until the file is closed: with one that stays open, a whole folder would be in memory
     beside the parameters made from it.
     """
-
-    def __init__(self, file: Path, name: str, header: Any):
-        self._file = file
-        self._name = name
-        self._shape = header.get_shape()
-        self._dtype = header.get_dtype()
-
-    def get_shape(self) -> list[int]:
-        return self._shape
-
-    def get_dtype(self) -> str:
-        return self._dtype
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        with safe_open(self._file, framework="numpy") as opened:
-            return opened.get_slice(self._name)[index]
+    with _safetensors(file) as opened:
+        return opened.get_slice(name)[index]
 
 
 _TORCH_DTYPES = {
@@ -86,26 +75,14 @@ _TORCH_DTYPES = {
 """torch's names of these types."""
 
 
-class _TorchTensor:
-    """A tensor of a `pytorch_model.bin`, read as numpy."""
+def _read_torch(tensor: Any, index: Any) -> np.ndarray:
+    """Return a part of a tensor of a `pytorch_model.bin` as numpy."""
+    import torch
 
-    def __init__(self, tensor: Any):
-        self._tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
-
-    def get_dtype(self) -> str:
-        dtype = str(self._tensor.dtype)
-        return _TORCH_DTYPES.get(dtype, dtype)
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        import torch
-
-        part = self._tensor[index].detach().contiguous()
-        # As bytes: torch gives numpy no bfloat16, which ml_dtypes has.
-        data = part.reshape(-1).view(torch.uint8).numpy()
-        return data.view(_DTYPES[self.get_dtype()]).reshape(part.shape)
+    part = tensor[index].detach().contiguous()
+    # As bytes: torch gives numpy no bfloat16, which ml_dtypes has.
+    data = part.reshape(-1).view(torch.uint8).numpy()
+    return data.view(_DTYPES[_TORCH_DTYPES[str(tensor.dtype)]]).reshape(part.shape)
 
 
 def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
@@ -136,7 +113,7 @@ def open_tensors(folder: Path, *preferred: str) -> dict[str, Tensor]:
 
 def is_floating(tensor: Tensor) -> bool:
     """Return whether a tensor holds floating-point numbers, as weights are."""
-    return tensor.get_dtype().removeprefix("B").startswith("F")
+    return tensor.dtype.removeprefix("B").startswith("F")
 
 
 def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
@@ -145,11 +122,11 @@ def read_weights(name: str, tensor: Tensor, index: Any = ...) -> np.ndarray:
     Raises:
         ModelError: a number in it is NaN or infinite, or of another type than weights have.
     """
-    if tensor.get_dtype() not in _DTYPES:
+    if tensor.dtype not in _DTYPES:
         raise ModelError(
-            f"{name}: expected weights of type {', '.join(_DTYPES)}, got {tensor.get_dtype()}"
+            f"{name}: expected weights of type {', '.join(_DTYPES)}, got {tensor.dtype}"
         )
-    array = tensor[index]
+    array = tensor.read(index)
     if not _is_finite(array):
         raise ModelError(
             f"{name}: expected finite weights, got NaN or infinite ones; the file is damaged, or the training that "
@@ -206,22 +183,25 @@ def _files(folder: Path, name: str) -> list[Path] | None:
 
 def read_metadata(file: Path) -> dict[str, str]:
     """Return the metadata of a safetensors file."""
-    try:
-        with safe_open(file, framework="numpy") as tensors:
-            return tensors.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"
-        ) from error
+    with _safetensors(file) as opened:
+        return opened.metadata() or {}
 
 
 def _open_safetensors(file: Path) -> dict[str, Tensor]:
+    tensors = {}
+    with _safetensors(file) as opened:
+        for name in opened.keys():  # noqa: SIM118
+            header = opened.get_slice(name)
+            read = partial(_read_safetensor, file, name)
+            tensors[name] = Tensor(tuple(header.get_shape()), header.get_dtype(), read)
+    return tensors
+
+
+@contextmanager
+def _safetensors(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, framework="numpy") as opened:
-            return {
-                name: _SafeTensor(file, name, opened.get_slice(name))
-                for name in opened.keys()  # noqa: SIM118
-            }
+            yield opened
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"
@@ -242,8 +222,12 @@ def _open_bin(file: Path) -> dict[str, Tensor]:
             f"{file.name}: expected torch >= 2.6 to read this file safely, got {version}"
         )
     try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-        return {name: _TorchTensor(tensor.data) for name, tensor in tensors.items()}
+        tensors = {}
+        for name, tensor in torch.load(file, map_location="cpu", weights_only=True).items():
+            dtype = str(tensor.dtype)
+            read = partial(_read_torch, tensor.data)
+            tensors[name] = Tensor(tuple(tensor.shape), _TORCH_DTYPES.get(dtype, dtype), read)
+        return tensors
     except Exception as error:  # pickle raises anything, and the file may hold anything
         # torch's own message is advice to load the file all the same.
         reason = type(error).__name__
@@ -321,6 +305,30 @@ def complete_folder(folder: Path) -> Iterator[Path]:
             replaced.rename(folder)
         for leftover in (partial, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def replaced_model(folder: Path, marker: str, card: str | None) -> Iterator[Path]:
+    """`complete_folder`, with a model card, in the place of nothing else than a model.
+
+    Args:
+        folder: new, empty, or one that holds the file `marker`.
+        marker: file that folders of this kind have.
+        card: content of README.md.
+
+    Raises:
+        ModelError: the folder holds something else, or could not be written.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
+        raise ModelError(
+            f"{folder}: expected a new or empty folder or one with {marker}, got other files"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"{folder}: expected a folder, got a file")
+    with complete_folder(folder) as partial_folder:
+        yield partial_folder
+        if card is not None:
+            (partial_folder / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from jaxppo.hf.files import (
     WEIGHTS_FILE,
     Tensor,
     cast,
-    complete_folder,
     existing_folder,
     naming,
     open_tensors,
     read_json,
     read_weights,
+    replaced_model,
     write_file,
     write_json,
     write_tensors,
@@ -221,7 +221,10 @@ def load_model(
             params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
             return LoadedModel(config, params, folder, (), (), (), shapes_only=True)
         tensors = open_tensors(folder)
-        entries = expected_tensors(config, head, tensors)
+        # transformers prefixes the trunk's names where a head is beside it, but reads folders of either kind.
+        prefix = family_of(config.model_type).trunk_prefix
+        has_prefix = any(name.startswith(prefix) for name in tensors)
+        entries = expected_tensors(config, head, has_prefix, "score.bias" in tensors)
         fresh = tuple(
             name
             for name, entry in entries.items()
@@ -261,11 +264,11 @@ def _check_tied(
     shape = entries[name].shape
     # transformers 4 ties the head and drops these numbers,
     # 5 uses them: only equal ones mean the same to both.
-    is_same = tuple(head.get_shape()) == shape
+    is_same = head.shape == shape
     for start in range(0, shape[0], _ROWS):
         # safetensors has no slices beyond the end.
         rows = slice(start, min(start + _ROWS, shape[0]))
-        is_same = is_same and np.array_equal(head[rows], embedding[rows])
+        is_same = is_same and np.array_equal(head.read(rows), embedding.read(rows))
     if not is_same:
         raise ModelError(
             f"{head_name}: expected the numbers of {name}, as tie_word_embeddings is true, got others; set it to false "
@@ -311,8 +314,6 @@ def save_pretrained(
     Raises:
         ModelError: the folder holds something else or cannot be written, or the parameters do not fit the config.
     """
-    folder = Path(folder)
-    check_replaceable(folder, CONFIG_FILE)
     # A folder has a tensor for each layer, a run may hold all layers of a kind in one array.
     params = stacks.unstack(params)
     head = head_in(config, params)
@@ -320,7 +321,7 @@ def save_pretrained(
     dtypes = {name: np.dtype(dtype or array.leaf.dtype) for name, array in arrays.items()}
     # `config.json` names one dtype for all tensors: the one that holds the numbers of all.
     widest_dtype = max(dtypes.values(), key=lambda array_dtype: array_dtype.itemsize)
-    with complete_folder(folder) as partial:
+    with replaced_model(Path(folder), CONFIG_FILE, card) as partial:
         write_json(partial / CONFIG_FILE, config_to_hf(config, head, str(widest_dtype)))
         if head == "lm" and generation_config is not False:
             generation = special_tokens(config)
@@ -334,8 +335,6 @@ def save_pretrained(
         )
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
-        if card is not None:
-            (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | None = None) -> None:
@@ -344,14 +343,10 @@ def save_value_head(folder: str | os.PathLike[str], head: Params, card: str | No
     Raises:
         ModelError: the folder holds something else or cannot be written.
     """
-    folder = Path(folder)
-    check_replaceable(folder, VALUE_HEAD_FILE)
     # A linear layer of torch holds [outputs, inputs].
     tensors = {name: np.asarray(head[our_name]).T for name, our_name in VALUE_HEAD_NAMES.items()}
-    with complete_folder(folder) as partial:
+    with replaced_model(Path(folder), VALUE_HEAD_FILE, card) as partial:
         write_file(partial / VALUE_HEAD_FILE, tensors)
-        if card is not None:
-            (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Params:
@@ -366,7 +361,7 @@ def load_value_head(folder: str | os.PathLike[str], config: ModelConfig) -> Para
     with naming(folder):
         tensors = open_tensors(folder, VALUE_HEAD_FILE)
         for name, our_name in VALUE_HEAD_NAMES.items():
-            shape = tuple(tensors[name].get_shape()) if name in tensors else "no tensor"
+            shape = tensors[name].shape if name in tensors else "no tensor"
             if shape != shapes[name]:
                 raise ModelError(f"{name}: expected shape {shapes[name]}, got {shape}")
             head[our_name] = jnp.asarray(cast(name, read_weights(name, tensors[name]), "float32").T)
@@ -427,13 +422,3 @@ def _read(
     # Each device's callback runs on the process that has
     # the device: no process reads the parts of others.
     return jax.make_array_from_callback(shape, placement(entry.path, shape), read_part)
-
-
-def check_replaceable(folder: Path, marker: str) -> None:
-    """Raise a `ModelError` unless the folder is new, empty, or one that holds the file `marker`."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / marker).is_file():
-        raise ModelError(
-            f"{folder}: expected a new or empty folder or one with {marker}, got other files"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise ModelError(f"{folder}: expected a folder, got a file")

@@ -48,9 +48,12 @@ def pushed(run: Run) -> Iterator[None]:
     # The run is complete without the push: neither a failure nor Ctrl-C makes it fail.
     except (HubError, KeyboardInterrupt) as error:
         reason = str(error) or "stopped by Ctrl-C"
-        repeat = repeat_command(folder, repo_id, hub.hub_private)
+        words = ["python", "-m", "jaxppo.export", "--run_dir", str(folder), "--push_to_hub"]
+        words += ["--hub_model_id", repo_id]
+        if hub.hub_private:
+            words.append("--hub_private")
         run.console.warn(
-            f"push_to_hub: {reason}; the run is complete in {folder}, and this pushes again: {repeat}"
+            f"push_to_hub: {reason}; the run is complete in {folder}, and this pushes again: {redact_command(words)}"
         )
     else:
         run.console.result(f"models at {url}")
@@ -89,26 +92,10 @@ def destination(hub: HubConfig, folder: Path) -> str:
     return repo_id
 
 
-def repeat_command(folder: Path, repo_id: str, private: bool) -> str:
-    """Return the command that pushes the models of a finished run again."""
-    words = [
-        "python",
-        "-m",
-        "jaxppo.export",
-        "--run_dir",
-        str(folder),
-        "--push_to_hub",
-        "--hub_model_id",
-        repo_id,
-    ]
-    if private:
-        words.append("--hub_private")
-    return redact_command(words)
-
-
-def has_models(folder: Path) -> bool:
-    """Return whether a folder has models that a run or an export has written."""
-    return any((folder / name).is_dir() for name in ("policy", REWARD_MODEL))
+def models_folder(folder: Path) -> Path | None:
+    """Return the folder of the main model that a run or an export has written: a policy, or a reward model."""
+    folders = [folder / name for name in ("policy", REWARD_MODEL)]
+    return next(filter(Path.is_dir, folders), None)
 
 
 def model_files(folder: Path) -> dict[str, Path]:
@@ -120,13 +107,11 @@ def model_files(folder: Path) -> dict[str, Path]:
     Raises:
         DataError: there are no models.
     """
-    if not has_models(folder):
+    main_folder = models_folder(folder)
+    if main_folder is None:
         raise DataError(
             f"{folder}: expected the models of a finished run, policy/ or {REWARD_MODEL}/, got none"
         )
-    main_folder = next(
-        folder / name for name in ("policy", REWARD_MODEL) if (folder / name).is_dir()
-    )
     # Names in the repository: what `from_pretrained` and `subfolder=` look for.
     files = {}
     for prefix, root in (

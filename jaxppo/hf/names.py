@@ -171,27 +171,21 @@ class Expected(NamedTuple):
 
 
 def expected_tensors(
-    config: ModelConfig, head: str | None, available: Any = ()
+    config: ModelConfig, head: str | None, has_prefix: bool, has_score_bias: bool
 ) -> dict[str, Expected]:
     """Name in the folder -> its place, for every parameter of the model; nothing is allocated.
 
     Args:
         config: the model.
         head: its head.
-        available: names in the folder: whether the trunk's have their prefix, and the score head a bias.
+        has_prefix: whether the names of the trunk's tensors have their prefix.
+        has_score_bias: whether the score head has a bias.
     """
     family = family_of(config.model_type)
     # The shapes are those of the initializer, which nobody has to repeat here.
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0), head))
-    if "score.bias" in available and head == "score":
+    if has_score_bias and head == "score":
         params["score"]["bias"] = jax.ShapeDtypeStruct((1,), jnp.float32)
-    # transformers prefixes the trunk's names where a head
-    # is beside it, but reads folders of either kind.
-    has_prefix = (
-        any(name.startswith(family.trunk_prefix) for name in available)
-        if available
-        else head is not None
-    )
     entries = {}
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = tuple(key.key for key in key_path)
@@ -218,13 +212,11 @@ def check_tensors(
         if name not in tensors:
             missing.append(f"{name}: expected shape {entry.shape}, got no tensor")
             continue
-        shape = tuple(tensors[name].get_shape())
+        shape = tensors[name].shape
         if shape != entry.shape:
             unfit.append(f"{name}: expected shape {entry.shape}, got {shape}")
         if not is_floating(tensors[name]):
-            unfit.append(
-                f"{name}: expected floating-point weights, got {tensors[name].get_dtype()}"
-            )
+            unfit.append(f"{name}: expected floating-point weights, got {tensors[name].dtype}")
     # The folder may have heads that this model does not need,
     # such as the language model's where a score head is read.
     heads = {
@@ -236,7 +228,7 @@ def check_tensors(
         if name in heads:
             unused.append(name)
         elif not family.ignored.search(name):
-            shape = tuple(tensors[name].get_shape())
+            shape = tensors[name].shape
             unknown.append(f"{name}: expected no such tensor, got shape {shape}")
     # Missing ones first: they show best that the folder holds another model.
     problems = missing + unfit + unknown
@@ -269,12 +261,8 @@ def hf_arrays(config: ModelConfig, head: str | None, params: Params) -> dict[str
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
         leaves[tuple(key.key for key in key_path)] = leaf
     # As transformers writes it: the trunk's names have their prefix where a head is beside it.
-    available: tuple[str, ...] = ()
-    if head is not None:
-        available = (family_of(config.model_type).trunk_prefix,)
-        if "bias" in params.get("score", {}):
-            available += ("score.bias",)
-    entries = expected_tensors(config, head, available)
+    has_score_bias = "bias" in params.get("score", {})
+    entries = expected_tensors(config, head, head is not None, has_score_bias)
     # A parameter that the folder has no name for would be lost without a word.
     difference = set(leaves) ^ {entry.path for entry in entries.values()}
     if difference:

@@ -13,19 +13,17 @@ from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
 from jaxppo.hf.card_metadata import hub_id
 from jaxppo.hf.files import (
-    CARD_FILE,
     cast,
-    complete_folder,
     existing_folder,
     naming,
     open_tensors,
     read_json,
     read_metadata,
     read_weights,
+    replaced_model,
     write_file,
     write_json,
 )
-from jaxppo.hf.folders import check_replaceable
 from jaxppo.hf.names import REWARD_BIAS
 from jaxppo.nn import ModelConfig, family_of
 from jaxppo.nn.lora import LoraConfig, fingerprint, linear_layers, set_path
@@ -91,8 +89,6 @@ def save_adapter(
     Raises:
         ModelError: the folder holds something else or cannot be written.
     """
-    folder = Path(folder)
-    check_replaceable(folder, CONFIG_FILE)
     names = {path: name for name, (path, _) in linear_layers(config).items()}
     tensors = {}
     adapted_names = []
@@ -111,11 +107,9 @@ def save_adapter(
     if reward_bias is not None:
         metadata[REWARD_BIAS] = repr(reward_bias)
     peft_config = _peft_config(config, lora, adapted_names, "score" in adapter, base_model)
-    with complete_folder(folder) as partial:
+    with replaced_model(Path(folder), CONFIG_FILE, card) as partial:
         write_json(partial / CONFIG_FILE, redact(peft_config))
         write_file(partial / WEIGHTS_FILE, tensors, **metadata)
-        if card is not None:
-            (partial / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 def _peft_config(
@@ -185,7 +179,7 @@ def load_adapter(
         adapter = {}
         for name, tensor in open_tensors(folder, WEIGHTS_FILE).items():
             path, expected_shape = _place_of(name, layers, lora, config)
-            shape = tuple(tensor.get_shape())
+            shape = tensor.shape
             if shape != expected_shape:
                 raise ModelError(
                     f"{name}: expected shape {expected_shape} on this base, got {shape}"

@@ -69,7 +69,7 @@ def join(run: RunConfig) -> None:
     Raises:
         ConfigError: the flags and the cluster do not say enough.
     """
-    if not run.is_distributed:
+    if run.distributed is None:
         return
     if jax.distributed.is_initialized():
         return

@@ -33,6 +33,8 @@ from jaxppo.types import Params
 
 DEFAULT_AUDIT_RATE = 0.01
 PLAN_CACHE_SIZE = 10000
+NUM_WORKERS = 2
+"""Processes of each module:function that has a time limit."""
 
 ModelLoader = Callable[[str], RewardFunction]
 """From `reward_model_path` to the function `model`."""
@@ -176,7 +178,7 @@ def make_rewards(config: RewardConfig, run: Context) -> Rewards:
             if timeout_s is not None and is_async(function):
                 scorer = partial(score_concurrently, reward_name(name), function, timeout_s)
             elif timeout_s is not None:
-                scorer = Workers(name, config.reward_workers, timeout_s)
+                scorer = Workers(name, NUM_WORKERS, timeout_s)
         reward = Reward(
             reward_name(name),
             function,

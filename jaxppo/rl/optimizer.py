@@ -171,6 +171,10 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     )
 
 
+ADAM_BETA1 = 0.9
+"""Decay of the first moment; no run or paper of these algorithms has had another."""
+
+
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
     """Take Adam's direction, mu / (1 - b1^t) / (sqrt(nu / (1 - b2^t)) + epsilon), at new moments mu and nu.
 
@@ -179,7 +183,7 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
 
     Source: optax.scale_by_adam, whose state it has.
     """
-    b1 = config.adam_beta1
+    b1 = ADAM_BETA1
     b2 = config.adam_beta2
 
     def update(updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from jaxppo.run import preemption
@@ -84,15 +84,11 @@ def show(
         unit: see `Activity`.
         compiles: the first block of this title also compiles, which may take longer than all the rest, and says so.
     """
-    shown = title
-    if compiles and title not in _have_compiled:
-        shown = f"{title} (compiling first)"
+    has_note = compiles and title not in _have_compiled
+    activity = Activity(f"{title} (compiling first)" if has_note else title, total, unit)
     console = _current()
-    if console is None:  # of a caller in Python, without a run
-        yield Activity(shown, total, unit)
-    else:
-        with console.activity(shown, total, unit) as activity:
-            yield activity
+    with nullcontext() if console is None else console.shown(activity):  # None: without a run
+        yield activity
     if compiles:
         _have_compiled.add(title)
 

@@ -24,12 +24,9 @@ def get_or_build(folder: Path, build: Callable[[Path], None]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     waiting = f"waiting for another process that builds {folder}"
     path = folder.with_name(f".{folder.name}.lock")
-    folder_lock = lock.acquire(path, busy=lambda: print(waiting, file=sys.stderr, flush=True))
-    try:
+    with lock.held(path, busy=lambda: print(waiting, file=sys.stderr, flush=True)):
         if not folder.exists():  # the process that held the lock may have built it
             _build(folder, build)
-    finally:
-        lock.release(folder_lock)
     return folder
 
 

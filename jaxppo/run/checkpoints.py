@@ -25,6 +25,7 @@ from orbax.checkpoint import multihost
 from jaxppo.errors import DataError
 from jaxppo.parallel import processes, stacks
 from jaxppo.run import checksums
+from jaxppo.run.jsonl import to_plain_json
 from jaxppo.types import PREFETCHED, HostState, Params, TrainState
 
 # Folders of a checkpoint: an item can be read without the others.
@@ -115,8 +116,7 @@ class Checkpoints:
         self.wait()
         with self._write_errors(step):
             self._set_damaged_aside(step)
-            # As it will be read: numbers of numpy become Python's, NaN becomes None.
-            meta = json.loads(json.dumps(meta, default=_to_list), parse_constant=_nan_to_none)
+            meta = to_plain_json(meta)  # as it will be read
             self._note_value(step, meta)
             self._writing = step
             trees = _trees(state, host) | _prefetched_tree(host)
@@ -458,15 +458,6 @@ def _shapes(tree: Any) -> dict[str, str]:
 
 def _listed(damaged: dict[int, str]) -> str:
     return ", ".join(f"{step} ({reason})" for step, reason in damaged.items())
-
-
-def _to_list(value: Any) -> Any:
-    """Convert what `json` cannot write by itself: scalars and arrays of numpy and jax."""
-    return value.tolist()
-
-
-def _nan_to_none(_: str) -> None:
-    """NaN and infinities, for which JSON has no word."""
 
 
 def _system_reason(error: Exception) -> str | None:

@@ -191,22 +191,15 @@ class Console:
             header: the run in one line.
             hint: what to do about a number.
         """
-        return self._shown(Progress(self, description, total, start, unit, header, hint))
+        return self.shown(Progress(self, description, total, start, unit, header, hint))
 
-    def activity(
-        self, title: str, total: int | None = None, unit: str = "rows"
-    ) -> AbstractContextManager[Activity]:
+    @contextmanager
+    def shown(self, activity: ActivityT) -> Iterator[ActivityT]:
         """Show what the block does, should it take long: as a bar, or as a line now and then.
 
         Args:
-            title: see `Activity`; the block keeps its `done` up to date.
-            total: see `Activity`.
-            unit: see `Activity`.
+            activity: the block keeps its `done` up to date.
         """
-        return self._shown(Activity(title, total, unit))
-
-    @contextmanager
-    def _shown(self, activity: ActivityT) -> Iterator[ActivityT]:
         # The outermost one has a display, which shows those within it, too.
         is_outermost = not self._activities
         self._activities.append(activity)

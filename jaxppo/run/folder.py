@@ -4,7 +4,7 @@ import datetime
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from jaxppo.parallel import platform, processes
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.run import activity
 from jaxppo.run.console import Console
-from jaxppo.run.lock import LOCK_FILE, FolderLock
+from jaxppo.run.lock import LOCK_FILE, folder_lock
 from jaxppo.run.preemption import Preemption
 from jaxppo.run.trackers import Trackers
 
@@ -40,9 +40,6 @@ SAMPLES_FILE = "samples.jsonl"
 EVAL_SAMPLES_FILE = "eval_samples.json"
 """Name of the file with some answers to held-out prompts, before and after training."""
 
-
-LENGTHS = ("total_episodes", "num_train_epochs")
-"""The settings that say how many steps a run has."""
 
 _NOT_OF_A_RESUME = ("output_dir", "preset", "config", "resume", "dry_run", "target", "profile")
 """Settings of one call that the command to go on with a run does not repeat."""
@@ -103,21 +100,17 @@ class Run:
 
         No other process works on it meanwhile, and SIGTERM or Ctrl-C end the block at the next `preemption.check`.
         """
-        lock = FolderLock(self.folder)
+        with ExitStack() as stack:
+            # One process claims the folder and holds its lock for all of them.
+            def claim_and_lock() -> None:
+                claim(self.folder, self.config)
+                stack.enter_context(folder_lock(self.folder))
 
-        # One process claims the folder and holds its lock for all of them.
-        def claim_and_lock() -> None:
-            claim(self.folder, self.config, self.config.run)
-            lock.acquire()
-
-        processes.on_first(claim_and_lock)
-        try:
+            processes.on_first(claim_and_lock)
             # Within the lock: a signal leads to a checkpoint,
             # and that must be written before others may write.
             with Preemption(self.resume_command, processes.largest, self.console.stop_noted):
                 yield
-        finally:
-            lock.release()
 
     def keep_settings(self) -> None:
         """Write what `allow_changes` names into `config.yaml`, once the run to resume has accepted it.
@@ -145,8 +138,21 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        """The command that goes on with this run."""
-        return resume_command(self.command, self.folder, self.config)
+        """The command that goes on with this run; it names those settings that the run's folder does not keep."""
+        settings = flatten(self.config)
+        defaults = flatten(type(self.config)())
+        words = ["python", "-m", f"jaxppo.{self.command}", "--resume"]
+        words += ["--output_dir", str(self.folder)]
+        for name in CALL_ONLY:
+            value = settings.get(name)
+            if name in _NOT_OF_A_RESUME or value == defaults.get(name):
+                continue
+            words.append(f"--{name}")
+            if isinstance(value, tuple):
+                words += map(str, value)
+            elif value is not True:
+                words.append(str(value))
+        return redact_command(words)
 
     def meta(self, config: Any, models: dict[str, Any]) -> dict[str, Any]:
         """Return what a checkpoint says of its run.
@@ -177,12 +183,14 @@ def begin(command: str, config: Any) -> Run:
 
     def find() -> tuple[Path, bool, dict[str, Any]]:
         folder = default_folder(command, config.run)
-        if not check(folder, config, config.run):
+        if not check(folder, config):
             return folder, False, {}
         # Loading takes a while: who works on the folder already is named before it.
-        with nullcontext() if config.run.dry_run else FolderLock(folder):
+        with nullcontext() if config.run.dry_run else folder_lock(folder):
             evals = read_json(folder / EVAL_FILE)
-        if _has_another_length(folder, config):
+        saved = read_yaml(folder / CONFIG_FILE)
+        changed = changed_settings(saved, plain_values(flatten(config)), config)
+        if "total_episodes" in changed or "num_train_epochs" in changed:
             # What was measured after the last step is measured again, after the new one.
             evals = {
                 name: evals[name]
@@ -207,14 +215,14 @@ def default_folder(command: str, run: RunConfig) -> Path:
     return Path("outputs") / f"{command}-{run.preset or 'default'}-{time}"
 
 
-def check(folder: Path, config: Any, run: RunConfig) -> bool:
+def check(folder: Path, config: Any) -> bool:
     """Return whether the folder holds the run to resume (True) or is free for a new one (False); nothing is written.
 
     Raises:
         ConfigError: it holds another run, or something else, or the run to resume has another configuration.
     """
     if (folder / CONFIG_FILE).exists():
-        if not run.resume:
+        if not config.run.resume:
             raise ConfigError(
                 f"output_dir: expected a new folder, or --resume, but {folder} holds a run already"
             )
@@ -237,19 +245,19 @@ def check(folder: Path, config: Any, run: RunConfig) -> bool:
     return False
 
 
-def claim(folder: Path, config: Any, run: RunConfig) -> None:
+def claim(folder: Path, config: Any) -> None:
     """Make the run folder with its configuration, unless it is the run to resume; of two claims at once, one wins.
 
     Raises:
         ConfigError: as for `check`, or the folder cannot be made.
     """
-    if check(folder, config, run):
+    if check(folder, config):
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FolderLock(folder):
+        with folder_lock(folder):
             # Another process may have claimed it since.
-            if not check(folder, config, run):
+            if not check(folder, config):
                 write_yaml(config, folder / CONFIG_FILE, command_line())
     except OSError as error:
         raise ConfigError(
@@ -264,37 +272,6 @@ def command_line() -> str:
     if name == "__main__":  # the command is a package, such as jaxppo.planning
         name = file.parent.name
     return redact_command(["python", "-m", f"jaxppo.{name}", *sys.argv[1:]])
-
-
-def resume_command(command: str, folder: Path, config: Any) -> str:
-    """Return the command that goes on with a run; it names those settings that the run's folder does not keep.
-
-    Args:
-        command: name of the command.
-        folder: run folder.
-        config: configuration of the command.
-    """
-    settings = flatten(config)
-    defaults = flatten(type(config)())
-    words = ["python", "-m", f"jaxppo.{command}", "--resume", "--output_dir", str(folder)]
-    for name in CALL_ONLY:
-        if name in _NOT_OF_A_RESUME or name not in settings or settings[name] == defaults[name]:
-            continue
-        value = settings[name]
-        words.append(f"--{name}")
-        if isinstance(value, tuple):
-            words += map(str, value)
-        elif value is not True:
-            words.append(str(value))
-    return redact_command(words)
-
-
-def _has_another_length(folder: Path, config: Any) -> bool:
-    """Return whether a run to resume is given more steps, or fewer, than `config.yaml` says."""
-    changed = changed_settings(
-        read_yaml(folder / CONFIG_FILE), plain_values(flatten(config)), config
-    )
-    return not changed.keys().isdisjoint(LENGTHS)
 
 
 def check_settings(

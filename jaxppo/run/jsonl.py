@@ -111,15 +111,8 @@ def _parse(content: bytes, source: str) -> tuple[str, dict[str, Any]]:
     try:
         line = content.decode("utf-8")
         record = json.loads(line)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{source}: expected UTF-8 text, got {error.reason} at byte {error.start}"
-        ) from None
     except (ValueError, RecursionError) as error:
-        message = getattr(error, "msg", error)
-        raise DataError(
-            f"{source}: expected a JSON object, got a syntax error: {message}"
-        ) from None
+        raise DataError(f"{source}: expected a JSON object in UTF-8, got: {error}") from None
     if not isinstance(record, dict):
         raise DataError(f"{source}: expected a JSON object, got {type(record).__name__}")
     return line, record
@@ -162,10 +155,8 @@ _TYPES_WRITTEN_AS_TEXT = (
 
 def _text_of(value: Any) -> str:
     """Return a cell of a table as text: dates and times in ISO form, bytes that are not printable in hexadecimal."""
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
     if not isinstance(value, bytes):
-        return str(value)
+        return value.isoformat() if hasattr(value, "isoformat") else str(value)
     try:
         text = value.decode()
     except UnicodeDecodeError:

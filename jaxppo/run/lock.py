@@ -5,7 +5,9 @@ import datetime
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -18,8 +20,9 @@ LOCK_FILE = ".lock"
 _LOG = logging.getLogger(__name__)
 
 
-class FolderLock:
-    """The right to write into a run folder.
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the right to write into a run folder while the block runs.
 
     The operating system takes the lock back when its process ends, however it ends. On network file systems it holds
     across hosts where their servers carry locks (NFS since version 3, Lustre with `flock`); where a file system has no
@@ -27,49 +30,32 @@ class FolderLock:
 
     Args:
         folder: an existing folder.
+
+    Raises:
+        ConfigError: another process holds it; the message names host, process and start.
     """
-
-    def __init__(self, folder: Path):
-        self._path = folder / LOCK_FILE
-        self._lock: FileLock | None = None
-
-    def acquire(self) -> None:
-        """Take the lock.
-
-        Raises:
-            ConfigError: another process holds it; the message names host, process and start.
-        """
-        self._lock = acquire(self._path, self._refuse)
+    path = folder / LOCK_FILE
+    with held(path, partial(_refuse, path)):
         started = datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
-        self._path.write_text(
+        path.write_text(
             f"process {os.getpid()} on {socket.gethostname()} since {started}\n", encoding="utf-8"
         )
-
-    def _refuse(self) -> None:
-        holder = "another process"
-        with contextlib.suppress(FileNotFoundError):  # it has just ended
-            holder = self._path.read_text(encoding="utf-8").strip() or holder
-        raise ConfigError(
-            f"output_dir: expected a run that nobody works on, got {self._path.parent}, on which {holder} works; wait "
-            "for its end, or stop it"
-        )
-
-    def release(self) -> None:
-        """Give the lock back, and remove its file; nothing where it is not held."""
-        if self._lock is not None:
-            release(self._lock)
-            self._lock = None
-
-    def __enter__(self) -> "FolderLock":
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+        yield
 
 
-def acquire(path: Path, busy: Callable[[], None]) -> FileLock:
-    """Return a held lock, for `release`.
+def _refuse(path: Path) -> None:
+    holder = "another process"
+    with contextlib.suppress(FileNotFoundError):  # it has just ended
+        holder = path.read_text(encoding="utf-8").strip() or holder
+    raise ConfigError(
+        f"output_dir: expected a run that nobody works on, got {path.parent}, on which {holder} works; wait for its "
+        "end, or stop it"
+    )
+
+
+@contextmanager
+def held(path: Path, busy: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock while the block runs, and remove its file.
 
     Args:
         path: of its file, which is created where it is missing.
@@ -89,13 +75,11 @@ def acquire(path: Path, busy: Callable[[], None]) -> FileLock:
         # A folder that cannot be written to is found by
         # whoever writes into it next, who says what to do.
         _LOG.info("%s: not locked: %s", path, error)
-    return lock
-
-
-def release(lock: FileLock) -> None:
-    """Give a lock back and remove its file."""
-    # Removed while it is held: whoever waits for the
-    # file finds that it is gone, and locks a new one.
-    with contextlib.suppress(OSError):  # Windows removes no file that is open
-        os.unlink(lock.lock_file)
-    lock.release()
+    try:
+        yield
+    finally:
+        # Removed while it is held: whoever waits for the
+        # file finds that it is gone, and locks a new one.
+        with contextlib.suppress(OSError):  # Windows removes no file that is open
+            os.unlink(path)
+        lock.release()

@@ -1,7 +1,7 @@
 """The loop around the steps of a run: resume, step, evaluate, log, save, stop; one for PPO, SFT and reward models."""
 
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxppo.config import LoopConfig
@@ -12,7 +12,6 @@ from jaxppo.run.checkpoints import EMPTY_HOST_STATE, Checkpoints, can_be_saved
 from jaxppo.run.console import Console
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
-from jaxppo.run.metrics import with_old_names
 from jaxppo.run.preemption import Preempted
 from jaxppo.run.progress import Progress
 from jaxppo.types import HostState, TrainState
@@ -40,11 +39,11 @@ class LoopSteps(NamedTuple):
     meta: dict[str, Any]  # from `Run.meta`
     title: str  # for the view
     header: str  # the run in a line, for the view
+    before: Mapping[str, float] = {}  # of an evaluation before the first step, for trackers
     # Whether the run cannot go on after this record.
     is_over: Callable[[dict[str, Any]], bool] = lambda record: False
     # Warns, or raises where the run cannot go on.
     watch: Callable[[StepOutput], None] = lambda output: None
-    old_metric_names: bool = False  # log each record under the names of TRL 0.11, too
     # Prints samples; None: the run has none.
     show: Callable[[Console, Sequence[dict[str, Any]]], None] | None = None
     # What a resumed run does with a restored state whose
@@ -122,6 +121,8 @@ class TrainingLoop:
         metrics_path = self._run.folder / METRICS_FILE
         samples_path = self._run.folder / SAMPLES_FILE
         self._run.trackers.begin(self.start)
+        if not self.start:
+            self._run.trackers.log(0, self._steps.before)
         with (
             self._checkpoints,
             JsonlLog(metrics_path, enabled=is_first) as metrics,
@@ -231,8 +232,6 @@ class TrainingLoop:
         progress.update(num_done, **headline.numbers(record))
 
     def _log(self, record: dict[str, Any], metrics: JsonlLog) -> None:
-        if self._steps.old_metric_names:
-            record = with_old_names(record)
         metrics.append(record)
         self._run.trackers.log(int(record["step"]), record)
 

@@ -5,8 +5,8 @@ metrics.toml.
 `python -m jaxppo.metrics` prints the table as a page.
 """
 
+import re
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -162,16 +162,6 @@ def may_report(name: Any) -> bool:
     return name not in COUNTERS and find(name) is None
 
 
-def with_old_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record, plus every metric of it again under TRL 0.11's name where that differs."""
-    result = dict(record)
-    # In addition: whoever compares runs with those of TRL 0.11 finds both names.
-    for metric in METRICS:
-        if metric.old_name and metric.name in record:
-            result[metric.old_name] = record[metric.name]
-    return result
-
-
 def prefix_of(name: str) -> str:
     """Return the part before the first slash; nothing where there is none."""
     return name.partition("/")[0] if "/" in name else ""
@@ -179,11 +169,4 @@ def prefix_of(name: str) -> str:
 
 def _covers(family: str, name: str) -> bool:
     """Return whether a name with `<...>` segments stands for this name."""
-    family_segments = family.split("/")
-    name_segments = name.split("/")
-    if len(family_segments) != len(name_segments):
-        return False
-    for pattern, segment in zip(family_segments, name_segments, strict=True):
-        if segment != pattern and not (pattern.startswith("<") and segment):
-            return False
-    return True
+    return re.fullmatch(re.sub("<[^>]*>", "[^/]+", family), name) is not None

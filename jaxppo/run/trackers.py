@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
@@ -36,34 +36,14 @@ MAX_SAMPLES = 8
 """Samples of an update that a tracker gets."""
 
 
-class Tracker(Protocol):
-    """One destination of numbers; opened before a run does anything, so that it can ask for a key or a login."""
-
-    def begin(self, start: int) -> None:
-        """Open the tracker for the updates after `start`."""
-        ...
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take finite numbers."""
-        ...
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, str]]) -> None:
-        """Take sample completions, safe to show, all with the same columns."""
-        ...
-
-    def flush(self) -> None:
-        """Bring everything so far to where it survives this process."""
-        ...
-
-    def close(self, failed: bool) -> None:
-        """Write the rest and close."""
-        ...
+Tracker: TypeAlias = "TensorBoard | WeightsAndBiases"
+"""One destination of numbers; made before a run does anything, so that it can ask for a key or a login."""
 
 
 class Trackers:
     """All trackers of a run; a context manager that opens and closes them.
 
-    Only the first process of a run has any. What is logged before `begin` waits for it.
+    Only the first process of a run has any.
 
     Args:
         report_to: names of trackers, or "none".
@@ -86,30 +66,15 @@ class Trackers:
         self._config = plain_values(flatten(config))
         self._warn = warn
         self._trackers: dict[str, Tracker] = {}
-        # Records logged before `begin`; None after it.
-        self._waiting: list[tuple[int, Mapping[str, Any]]] | None = []
 
     def begin(self, start: int) -> None:
         """Open the trackers for the updates after `start`; later points of an earlier process are replaced."""
-        # Of a copy: one that fails is removed meanwhile.
-        for name, tracker in list(self._trackers.items()):
-            with self._failing(name):
-                tracker.begin(start)
-        waiting = self._waiting or []
-        self._waiting = None
-        for step, metrics in waiting:
-            if step >= start:  # else an earlier process has logged it
-                self.log(step, metrics)
+        self._tell(lambda tracker: tracker.begin(start))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the finite numbers of a record at an update."""
-        if self._waiting is not None:
-            self._waiting.append((step, metrics))
-            return
         finite = _finite(metrics)
-        for name, tracker in list(self._trackers.items()):
-            with self._failing(name):
-                tracker.log(step, finite)
+        self._tell(lambda tracker: tracker.log(step, finite))
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log some of the sample completions of an update."""
@@ -119,18 +84,14 @@ class Trackers:
             safe_rows.append(
                 {column: sanitize(format_value(row.get(column))) for column in columns}
             )
-        for name, tracker in list(self._trackers.items()):
-            with self._failing(name):
-                tracker.samples(step, safe_rows)
+        self._tell(lambda tracker: tracker.samples(step, safe_rows))
 
     def flush(self) -> None:
         """Bring everything so far to where it survives this process.
 
         Called before a checkpoint: a run that resumes from it logs no earlier update again.
         """
-        for name, tracker in list(self._trackers.items()):
-            with self._failing(name):
-                tracker.flush()
+        self._tell(lambda tracker: tracker.flush())
 
     def __enter__(self) -> "Trackers":
         for name in self._names:
@@ -140,9 +101,13 @@ class Trackers:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and not issubclass(kind, Preempted)
+        self._tell(lambda tracker: tracker.close(failed=failed))
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        # Of a copy: one that fails is removed meanwhile.
         for name, tracker in list(self._trackers.items()):
             with self._failing(name):
-                tracker.close(failed=failed)
+                call(tracker)
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:

@@ -48,7 +48,7 @@ BAD_VALUES = {
     "on_error": [math.nan],
     "reward_timeout_s": [math.inf, 0.0],
     "audit_rate": [1.5],
-    "adam_beta1": [1.0],
+    "adam_beta2": [1.0],
     "lora_r": [0],
     "max_grad_norm": [0.0],
     "seed": [-1, 2**32],

@@ -126,7 +126,6 @@ def test_train_of_a_stream_is_finite_with_a_number_of_problems(tmp_path, monkeyp
         ("augment", {"augment": "names,colours"}),
         ("augment", {"augment": "states"}),
         ("augment", {"augment": "order,states", "dataset": "stream:ferry", "train_split": "rl"}),
-        ("stream_workers", {"stream_workers": 0}),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name, changes):

@@ -235,18 +235,20 @@ def test_load_model_reads_for_every_device_its_own_part(family, file, axis, tmp_
         to_bin(tmp_path)
     parts = {}
 
-    class Recorded:
-        def __init__(self, name, tensor):
-            self.name, self.tensor, self.get_shape, self.get_dtype = name, tensor, tensor.get_shape, tensor.get_dtype
-
-        def __getitem__(self, index):
-            part = self.tensor[index]
-            parts.setdefault(self.name, []).append(part.size / np.prod(self.get_shape()))
+    def recorded(name, tensor):
+        def read(index):
+            part = tensor.read(index)
+            parts.setdefault(name, []).append(part.size / np.prod(tensor.shape))
             return part
 
+        return dataclasses.replace(tensor, read=read)
+
     open_tensors = hf.folders.open_tensors
-    recorded = lambda *args: {name: Recorded(name, tensor) for name, tensor in open_tensors(*args).items()}  # noqa: E731
-    monkeypatch.setattr(hf.folders, "open_tensors", recorded)
+    monkeypatch.setattr(
+        hf.folders,
+        "open_tensors",
+        lambda *args: {name: recorded(name, tensor) for name, tensor in open_tensors(*args).items()},
+    )
     loaded = hf.load_model(tmp_path, placement=split_along(axis)).params
     assert_equal_trees(loaded, params)
     split = [leaf for leaf in jax.tree.leaves(loaded) if leaf.ndim == 2]

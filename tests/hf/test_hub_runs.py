@@ -25,7 +25,7 @@ COMMANDS = {
     "reward_model": (
         RewardModelConfig,
         reward_model.train_reward_model,
-        ["--total_episodes", "8", "--batch_size", "8", "--tokenizer_path", ONE_LAYER, "--hidden_size", "8"],
+        ["--total_episodes", "8", "--batch_size", "8", "--model_path", ONE_LAYER],
     ),
 }
 

@@ -139,5 +139,5 @@ def test_devices_describe_themselves():
     assert parallel.local_rows(8) == slice(0, 8)
     assert parallel.describe() == "1 cpu device(s) by shard_map"
     assert split().describe() == "4 cpu device(s) by fsdp (fsdp=2,tensor=2)"
-    assert RunConfig().is_distributed is False
+    assert RunConfig().distributed is None
     assert (split().row_shards, split("data=2,fsdp=2").row_shards) == (2, 4)  # tensor splits no rows

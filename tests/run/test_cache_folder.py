@@ -19,16 +19,16 @@ def write(made: Path) -> None:
 @pytest.fixture
 def wait_for_one(monkeypatch):
     """A function that returns once another thread has begun to wait for the lock, which is that of its open file."""
-    waiting, acquire = threading.Semaphore(0), lock.acquire
+    waiting, held = threading.Semaphore(0), lock.held
 
     def counted(path, busy):
         def waits():
             waiting.release()
             busy()
 
-        return acquire(path, waits)
+        return held(path, waits)
 
-    monkeypatch.setattr(lock, "acquire", counted)
+    monkeypatch.setattr(lock, "held", counted)
 
     def wait():
         assert waiting.acquire(timeout=60)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jaxppo.run import activity
 from jaxppo.run import console as console_module
+from jaxppo.run.activity import Activity
 from jaxppo.run.console import Console, sanitize
 from jaxppo.run.preemption import Preempted, Preemption
 
@@ -154,17 +155,17 @@ def terminal(monkeypatch):
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_what_takes_long_is_said_and_nothing_of_what_does_not(terminal, monkeypatch, is_terminal):
     out = terminal if is_terminal else io.StringIO()
-    with Console(file=out).activity("quick"):
+    with Console(file=out).shown(Activity("quick")):
         pass
     assert out.getvalue() == ""
     for name in ("FIRST_SIGN_S", "NEXT_SIGN_S", "BAR_S"):
         monkeypatch.setattr(console_module, name, 0.01)
     view = Console(file=out)
-    with view.activity("evaluation of test"), view.activity("decoding", 4) as decoding:
+    with view.shown(Activity("evaluation of test")), view.shown(Activity("decoding", 4)) as decoding:
         decoding.done = 2
         while "evaluation of test, 0:00 elapsed: decoding 2 of 4 rows, 0:00 elapsed, 0:00 left" not in out.getvalue():
             time.sleep(0.01)
-    with Console(quiet=True, file=out).activity("unseen"):
+    with Console(quiet=True, file=out).shown(Activity("unseen")):
         time.sleep(0.05)
     assert "unseen" not in out.getvalue()
 

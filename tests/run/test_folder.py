@@ -13,7 +13,7 @@ from jaxppo.run import folder as run_folder
 
 def claim(folder, **changes):
     config = replace(TrainConfig(), output_dir=str(folder), **changes)
-    run_folder.claim(folder, config, config.run)
+    run_folder.claim(folder, config)
 
 
 def contents(folder):
@@ -89,7 +89,7 @@ def test_claim_compares_settings_that_one_of_the_two_does_not_know(tmp_path):
         claim(tmp_path, vf_coef=0.5, resume=True)
     other = replace(SFTConfig(), output_dir=str(tmp_path), resume=True)  # of another command
     with pytest.raises(ConfigError, match=r"no kl_coef \(was 0\.05\)"):
-        run_folder.claim(tmp_path, other, other.run)
+        run_folder.claim(tmp_path, other)
 
 
 def test_default_folder_is_the_given_one_or_a_new_name():
@@ -166,7 +166,7 @@ def test_a_resume_that_finds_no_run_is_warned_of(tmp_path, capsys):
 def test_a_run_of_an_older_version_goes_on_unless_it_had_what_is_gone(tmp_path, old, name):
     flags = ["--output_dir", str(tmp_path)]
     config = parse_cli(TrainConfig, "train", ["--preset", "tiny", *flags])
-    run_folder.claim(tmp_path, config, config.run)
+    run_folder.claim(tmp_path, config)
     path = tmp_path / "config.yaml"
     now = read_yaml(path)
     del now["sizes"]
@@ -175,7 +175,7 @@ def test_a_run_of_an_older_version_goes_on_unless_it_had_what_is_gone(tmp_path, 
     resume = [*flags, "--resume"]
     if name is None:
         config = parse_cli(TrainConfig, "train", resume)
-        assert run_folder.check(tmp_path, config, config.run) and config.data.part("sizes", "test") == "4:16"
+        assert run_folder.check(tmp_path, config) and config.data.part("sizes", "test") == "4:16"
     else:
         with pytest.raises(ConfigError, match=f"^{name}: "):
             parse_cli(TrainConfig, "train", resume)

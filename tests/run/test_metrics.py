@@ -3,26 +3,17 @@ import re
 import pytest
 
 from jaxppo.run import metrics
-from jaxppo.run.metrics import GROUPS, METRICS, find, side_of_band, with_old_names
+from jaxppo.run.metrics import GROUPS, METRICS, find, side_of_band
 
 FIELDS = ("unit", "meaning", "healthy")
 
 
-def test_names_and_old_names_are_unique_and_old_ones_are_added():
+def test_names_and_old_names_are_unique():
     names = [metric.name for metric in METRICS]
     old_names = [metric.old_name for metric in METRICS if metric.old_name is not None]
     assert len(set(names + old_names)) == len(names) + len(old_names)
     assert [old_name for old_name in old_names if find(old_name) is not None] == []
     assert [find(name) for name in names] == list(METRICS)
-    record = {"step": 3, "objective/scores": 0.5, "value/explained_variance": None, "reward/mine": 1.0, "lr": 1e-5}
-    before = dict(record)
-    assert with_old_names(record) == {
-        **before,
-        "ppo/mean_scores": 0.5,
-        "ppo/val/var_explained": None,
-        "ppo/learning_rate": 1e-5,
-    }
-    assert record == before
 
 
 def test_metrics_are_described_in_cells_of_a_table_and_with_names_of_metrics():

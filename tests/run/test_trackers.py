@@ -30,8 +30,8 @@ def test_tensorboard_gets_numbers_and_the_configuration_without_secrets(tmp_path
     url = "https://me:hunter2@example.org"
     settings = {"reward_funcs": (url,), "kl_coef": 0.125}
     with open_trackers(tmp_path, "tensorboard", **settings) as opened:
-        opened.log(0, {"eval/test/validity": 0.25})
         opened.begin(0)
+        opened.log(0, {"eval/test/validity": 0.25})
         record = {"step": 1, "a/b": 0.5, "np": np.float32(1.5), "array": np.array(2), "nan": math.nan}
         opened.log(1, record | {"inf": math.inf, "none": None, "text": "x", "many": np.zeros(2)})
         opened.log(2, {"step": 2, "a/b": -3})
@@ -54,8 +54,9 @@ def test_tensorboard_gets_numbers_and_the_configuration_without_secrets(tmp_path
 def test_a_run_of_several_starts_has_every_point_once(tmp_path, start, shown):
     for at, updates in ((0, (1, 2, 3)), (start, (3, 4))):
         with open_trackers(tmp_path, "tensorboard") as opened:
-            opened.log(0, {"eval": 0.25})
             opened.begin(at)
+            if not at:
+                opened.log(0, {"eval": 0.25})
             for step in updates:
                 opened.log(step, {"a": float(at + step)})
     assert shown_by_tensorboard(read_events(tmp_path)) == shown
@@ -149,8 +150,9 @@ def test_wandb_offline_keeps_numbers_samples_and_configuration_for_later(tmp_pat
     settings = {"reward_funcs": (url,), "kl_coef": 0.125}
     for start in (0, 2):
         with open_trackers(folder, "wandb", **settings) as opened:
-            opened.log(0, {"eval": 0.25})
             opened.begin(start)
+            if not start:
+                opened.log(0, {"eval": 0.25})
             for step in (start + 1, start + 2):
                 opened.log(step, {"step": step, "a": step / 2, "nan": math.nan})
             opened.samples(step, [SAMPLE])
