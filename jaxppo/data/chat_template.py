@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from jaxppo.config import DataConfig
 from jaxppo.data.chats import ANSWER, SYSTEM_ROLES, Message, Row, is_chat, turns_of
 from jaxppo.data.few_shot import Examples, load_examples, shown_after
+from jaxppo.data.forms import warn_once
 from jaxppo.data.rendering import check_complete, generation_spans, render_chats
-from jaxppo.data.template_layout import LEAD, TemplateLayout, find_layout, system_turns, warn_once
+from jaxppo.data.template_layout import LEAD, TemplateLayout, find_layout, system_turns
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import prompts
 

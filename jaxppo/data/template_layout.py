@@ -1,17 +1,14 @@
 """What a chat template writes around prompts and completions, found by rendering two small chats."""
 
-import logging
 import re
 import time
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 from jaxppo.data.chats import Message
+from jaxppo.data.forms import warn_once
 from jaxppo.data.rendering import render
 from jaxppo.errors import ConfigError
-
-_LOG = logging.getLogger(__name__)
 
 # Texts to try a template with.
 _PROMPT = "prompt"
@@ -133,9 +130,3 @@ def _end(tokenizer: Any, tail: str) -> tuple[int, str]:
         "use_chat_template: expected False, or a chat template that ends a completion with a special token, got "
         f"{tail!r}"
     )
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Warn, unless the same was said before: training and evaluation each make a template of their own."""
-    _LOG.warning(message)

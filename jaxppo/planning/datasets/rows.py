@@ -115,12 +115,12 @@ def make_row(
     split: str,
     domain_pddl: str,
     problem_pddl: str,
-    plan: Sequence[Action],
+    plans: Sequence[Sequence[Action]],
     prompt_style: str,
     planner: str,
     **columns: Any,
 ) -> Row:
-    """Make the row of a problem and a plan for it, which is not checked here.
+    """Make the row of a problem and plans for it, which are not checked here.
 
     Args:
         id: unique in its data set.
@@ -128,7 +128,7 @@ def make_row(
         split: name of the split.
         domain_pddl: domain text.
         problem_pddl: problem text.
-        plan: the reference plan.
+        plans: the reference plans; the first one is the completion.
         prompt_style: one of `prompts.PROMPT_STYLES`.
         planner: where the plan comes from, with its version.
         columns: further columns.
@@ -137,16 +137,17 @@ def make_row(
         PddlError: the domain or the problem cannot be read, or the style cannot write it.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+    steps = [list(map(format_action, plan)) for plan in plans]
     return {
         "id": id,
         "domain": domain,
         "split": split,
         "prompt": render_prompt(domain_pddl, problem_pddl, prompt_style),
-        "completion": render_completion(plan, prompt_style, domain_pddl),
-        "reference_plan": [format_action(action) for action in plan],
+        "completion": render_completion(plans[0], prompt_style, domain_pddl),
+        "reference_plan": steps if len(steps) > 1 else steps[0],
         "domain_pddl": domain_pddl,
         "problem_pddl": problem_pddl,
-        "plan_length": len(plan),
+        "plan_length": len(plans[0]),
         "n_objects": len(problem.objects),
         "prompt_style": prompt_style,
         "planner": planner,
@@ -185,7 +186,7 @@ def _rows_of_size(
             split=split,
             domain_pddl=BLOCKSWORLD.pddl,
             problem_pddl=text,
-            plan=solve(problem),
+            plans=[solve(problem)],
             prompt_style=prompt_style,
             planner=BLOCKSWORLD.planner,
         )

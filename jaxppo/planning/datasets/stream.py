@@ -142,7 +142,7 @@ def stream_row(stream: Stream, number: int) -> Row:
         split=stream.split,
         domain_pddl=domain.pddl,
         problem_pddl=problem_pddl,
-        plan=plan,
+        plans=[plan],
         prompt_style=stream.prompt_style,
         planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
     )
@@ -150,9 +150,7 @@ def stream_row(stream: Stream, number: int) -> Row:
         return numbered_row(row, rng)
     if not stream.augment:
         return row
-    return renamed_row(
-        row, domain.pools, rng, names="names" in stream.augment, order="order" in stream.augment
-    )
+    return renamed_row(row, domain.pools, rng, stream.augment)
 
 
 def _draw(

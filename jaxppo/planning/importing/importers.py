@@ -32,7 +32,6 @@ from jaxppo.planning.importing.source_problems import (
 )
 from jaxppo.planning.importing.splits import KEEP, assign_splits
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
-from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.solve.planners import PlanTask, find_plans
 
 # What each kind of source is read with: the source, and
@@ -275,22 +274,17 @@ def _rows(
 
 
 def _row(problem: SourceProblem, split: str, config: ImportConfig) -> Row:
-    row = make_row(
+    return make_row(
         id=problem.id,
         domain=problem.domain,
         split=split,
         domain_pddl=problem.domain_pddl,
         problem_pddl=problem.problem_pddl,
-        plan=problem.plans[0],
+        plans=problem.plans,
         prompt_style=config.prompt_style,
         planner=problem.planner,
         **problem.columns,
     )
-    # The first plan is the completion; a row with several lists
-    # them all, so that any of them counts as the reference.
-    if len(problem.plans) > 1:
-        row["reference_plan"] = [list(map(format_action, plan)) for plan in problem.plans]
-    return row
 
 
 def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -> list[Row]:
