@@ -161,7 +161,7 @@ def make_splits(config: DataConfig, splits: Sequence[str]) -> None:
             continue
         try:
             with activity.show(f"making split {split}"):
-                generated.make_ready()
+                generated.folder()
         except datasets.TooFewProblemsError as error:
             shortages.append(str(error))
     if shortages:

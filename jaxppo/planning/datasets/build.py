@@ -21,7 +21,7 @@ from jaxppo.planning.datasets.renamed_rows import renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
     PLANS_FILE,
-    check_planners,
+    check_val,
     claim_folder,
     is_finished,
     settings_of,
@@ -103,10 +103,9 @@ def _check(config: BuildConfig) -> None:
             raise ConfigError(
                 f"train_sizes: expected sizes {offered[0]} to {offered[-1]}, got {name}:{sizes[0]}-{sizes[-1]}"
             )
-    # Imports can do without a planner (`none`), which
-    # `check_planners` allows; here that is an unknown one.
+    # Asking for its version raises the error of an unknown or missing planner.
     planner_version(config.planners.planner)
-    check_planners(config.planners, config.use_val)
+    check_val(config.use_val)
 
 
 # ------------------------------------------------------------------------------------------------------------ filling

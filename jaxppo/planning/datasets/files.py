@@ -189,14 +189,11 @@ def rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
     return readers.get(path.suffix, _jsonl_rows)(path)
 
 
-def _is_list(path: Path) -> bool:
-    """Return whether a JSON file is one list, not an object a line."""
-    with _opened(path) as file:
-        return next((line.lstrip() for line in file if line.strip()), "").startswith("[")
-
-
 def _json_rows(path: Path) -> Iterator[tuple[Row, str]]:
-    if not _is_list(path):
+    # One list, or else an object a line.
+    with _opened(path) as file:
+        is_list = next((line for line in file if line.strip()), "").lstrip().startswith("[")
+    if not is_list:
         yield from _jsonl_rows(path)
         return
     try:

@@ -58,7 +58,6 @@ def renamed_row(
         ConfigError: as for `rename_objects`.
         DataError: the prompt is a conversation, whose plans would keep their names.
     """
-    _require_no_conversation(row)
     problem_pddl = row["problem_pddl"]
     mapping: dict[str, str] = {}
     if "names" in augment:
@@ -87,7 +86,6 @@ def numbered_row(row: Row, rng: random.Random) -> Row:
     Raises:
         DataError: as for `numbered_problem` and `renamed_row`.
     """
-    _require_no_conversation(row)
     problem_pddl, mapping = numbered_problem(row, rng)
     return _rewritten_row(row, problem_pddl, mapping)
 
@@ -132,17 +130,14 @@ def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
     ]
 
 
-def _require_no_conversation(row: Row) -> None:
+def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
+    """Return a row with another text of its problem, and its plans in the new names."""
     # The plans in its prompt have the old names, and only
     # prompts of a problem alone can be written again.
     if row.get("failures"):
         raise DataError(
             f"row {row['id']}: expected a prompt that can be rewritten, got a conversation (repair rows)"
         )
-
-
-def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
-    """Return a row with another text of its problem, and its plans in the new names."""
     plans = [
         rename_plan(map(parse_action, plan), mapping)
         for plan in reference_plans(row["reference_plan"])
@@ -161,12 +156,8 @@ def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> R
 
 def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]:
     """Return per domain the names that its objects may get: the generator's, or those that they have in the rows."""
-    problems_by_domain: dict[str, list[Problem]] = {}
-    for row in rows:
-        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-        problems_by_domain.setdefault(row["domain"], []).append(problem)
     pools: dict[str, Mapping[str, Sequence[str]]] = {}
-    for domain, problems in problems_by_domain.items():
+    for domain, problems in problems_by_domain(rows).items():
         # A data set from elsewhere may have a domain of
         # the same name, with names that our pools lack.
         if domain in DOMAINS and all(
@@ -176,6 +167,15 @@ def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]
         else:
             pools[domain] = pools_of(problems)
     return pools
+
+
+def problems_by_domain(rows: Iterable[Row]) -> dict[str, list[Problem]]:
+    """Return the problems of rows, by the name of their domain."""
+    problems: dict[str, list[Problem]] = {}
+    for row in rows:
+        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+        problems.setdefault(row["domain"], []).append(problem)
+    return problems
 
 
 def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:

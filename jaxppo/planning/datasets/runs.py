@@ -17,19 +17,17 @@ from jaxppo.config.sources import (
 )
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.card import leak_text
-from jaxppo.planning.datasets.config import PlannerConfig
 from jaxppo.planning.datasets.files import REPORT_FILE
 from jaxppo.planning.datasets.folder import split_table
 from jaxppo.planning.datasets.terminal import Terminal
-from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val
 
 NO_PLANNER = "none"
 """In place of a planner: only plans that came with the problems."""
 PLANS_FILE = "plans.jsonl"
 """Beside the splits: the planners' results."""
-# Settings that do not decide the rows, and so may differ when a data set is continued.
-_FREE_SETTINGS = ("workers",)
+# The setting that does not decide the rows, and so may differ when a data set is continued.
+_FREE_SETTING = "workers"
 
 
 def is_finished(folder: Path, config: Any) -> bool:
@@ -64,32 +62,24 @@ def is_finished(folder: Path, config: Any) -> bool:
 
 
 def claim_folder(folder: Path, config: Any) -> None:
-    """Make the folder with a file of the settings, in which those that may differ have no value."""
+    """Make the folder with a file of the settings, in which the one that may differ has no value."""
     if (folder / CONFIG_FILE).exists():
         return
-    free = [name for name in _FREE_SETTINGS if name in flatten(config)]
-    write_yaml(replace(config, **dict.fromkeys(free)), folder / CONFIG_FILE)
+    write_yaml(replace(config, **{_FREE_SETTING: None}), folder / CONFIG_FILE)
 
 
 def settings_of(config: Any) -> dict[str, Any]:
     """Return the settings that decide the rows."""
     settings = plain_values(flatten(config))
     return {
-        name: value for name, value in settings.items() if name not in (*CALL_ONLY, *_FREE_SETTINGS)
+        name: value for name, value in settings.items() if name not in (*CALL_ONLY, _FREE_SETTING)
     }
 
 
-def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
-    """Refuse planners, or VAL, that are asked for and not installed.
-
-    Raises:
-        ConfigError: one is not installed.
-    """
+def check_val(use_val: bool | None) -> None:
+    """Raise a `ConfigError` where VAL is asked for and not installed."""
     if use_val and find_val() is None:
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
-    # Asking for its version raises the error of an unknown or missing planner.
-    if planners.planner != NO_PLANNER:
-        planner_version(planners.planner)
 
 
 def show_report(report: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:

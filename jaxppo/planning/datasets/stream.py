@@ -25,7 +25,7 @@ from jaxppo.planning.datasets.rows import (
 from jaxppo.planning.domains import DOMAINS, PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
-from jaxppo.planning.prompts import PROMPT_STYLES
+from jaxppo.planning.prompts import find_style
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.restart import problem_after
@@ -77,10 +77,7 @@ class Stream:
 
     def check(self) -> None:
         """Raise a `ConfigError` for unknown domains and styles, or sizes that a generator does not offer."""
-        if self.prompt_style not in PROMPT_STYLES:
-            raise ConfigError(
-                f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {self.prompt_style!r}"
-            )
+        find_style(self.prompt_style)
         for name in self.domains:
             if name not in DOMAINS:
                 raise ConfigError(

@@ -8,12 +8,12 @@ from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning.datasets.config import ImportConfig
 from jaxppo.planning.datasets.files import PAPER_COLUMNS, first_row, read_mappings, split_files
 from jaxppo.planning.datasets.folder import Rejected, write_dataset
-from jaxppo.planning.datasets.renamed_rows import pools_of, renamed_rows
+from jaxppo.planning.datasets.renamed_rows import pools_of, problems_by_domain, renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
     NO_PLANNER,
     PLANS_FILE,
-    check_planners,
+    check_val,
     claim_folder,
     is_finished,
     settings_of,
@@ -31,8 +31,7 @@ from jaxppo.planning.importing.source_problems import (
     read_pddl,
 )
 from jaxppo.planning.importing.splits import KEEP, assign_splits
-from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
-from jaxppo.planning.solve.planners import PlanTask, find_plans
+from jaxppo.planning.solve.planners import PlanTask, find_plans, planner_version
 
 # What each kind of source is read with: the source, and
 # the folder with its PDDL files where it has none itself.
@@ -164,9 +163,12 @@ def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
         raise ConfigError(
             f"output_dir: expected a folder outside the source {source}, got {config.output_dir}"
         )
-    if config.planners.planner == NO_PLANNER and config.replace_invalid_plans:
+    if config.planners.planner != NO_PLANNER:
+        # Asking for its version raises the error of an unknown or missing planner.
+        planner_version(config.planners.planner)
+    elif config.replace_invalid_plans:
         raise ConfigError("replace_invalid_plans: expected False with planner none, got True")
-    check_planners(config.planners, config.use_val)
+    check_val(config.use_val)
 
 
 # ------------------------------------------------------------------------------------------------------------ problems
@@ -295,11 +297,7 @@ def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -
     """
     # The new names are those of all problems of a domain in
     # these rows, so that no copy has a word that no prompt has.
-    problems: dict[str, list[Problem]] = {}
-    for row in rows:
-        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-        problems.setdefault(row["domain"], []).append(problem)
-    pools = {domain: pools_of(domain_problems) for domain, domain_problems in problems.items()}
+    pools = {domain: pools_of(problems) for domain, problems in problems_by_domain(rows).items()}
     prompts = {row["prompt"] for row in rows}
     ids = {row["id"] for row in rows}
     rows_and_copies: list[Row] = []
