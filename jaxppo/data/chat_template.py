@@ -113,11 +113,7 @@ class ChatTemplate(NamedTuple):
         # begins with the very prompt that a sampler gets.
         tail = self.layout.tail
         chat = self._render([*self._turns(row), _answer(row)], row)
-        if (
-            not self.layout.has_whole_chats
-            or not chat.startswith(prompt)
-            or not chat.endswith(tail)
-        ):
+        if not chat.startswith(prompt) or not chat.endswith(tail):
             raise ConfigError(
                 "use_chat_template: expected False, or for supervised rows a chat template that writes a prompt the "
                 f"same with its completion (row {row['id']}), got a prompt that ends in {prompt[-40:]!r}, and "

@@ -28,7 +28,6 @@ class TemplateLayout(NamedTuple):
         end_id: the token that ends a completion.
         tail: what is written after a completion.
         before_end: the part of it before the token that ends the completion: blanks, if anything.
-        has_whole_chats: whether a prompt is written in the same way where its completion follows.
         opening: what is written between a turn of the user and the completion.
         writes_bos: whether a chat begins with the beginning of sequence.
     """
@@ -36,7 +35,6 @@ class TemplateLayout(NamedTuple):
     end_id: int
     tail: str = ""
     before_end: str = ""
-    has_whole_chats: bool = True
     opening: str = ""
     writes_bos: bool = False
 
@@ -83,7 +81,6 @@ def find_layout(
         end_id=end_id,
         tail=tail,
         before_end=before_end,
-        has_whole_chats=chat.startswith(prompt),
         opening=prompt.rpartition(_PROMPT)[2],
         writes_bos=bool(bos) and prompt.startswith(bos),
     )

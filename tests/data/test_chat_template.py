@@ -52,6 +52,15 @@ def test_a_completion_is_what_the_template_writes_after_the_prompt_of_its_own_ro
         odd.row_texts(unopened)
 
 
+def test_thinking_that_the_prompt_opens_is_learned_where_the_answer_has_it():
+    opening = TEMPLATE.replace("<|assistant|>\n{% endif %}", "<|assistant|>\n<think>\n{% endif %}")
+    template = make_chat_template(chat_tokenizer(opening))
+    row = {"id": "r-2", "prompt": "b", "completion": "<think>\non </think> a"}
+    assert template.row_texts(row) == (template.prompt_text(row), "on </think> a <|end|>")
+    with pytest.raises(ConfigError, match=r"use_chat_template.*\(row r-0\)"):
+        template.row_texts(ROWS[0])
+
+
 def test_blanks_before_a_completion_are_kept_and_a_turn_without_an_end_marker_ends_with_the_end_of_sequence():
     template = "{% for m in messages %}<|{{ m.role }}|>\t{{ m.content }}<|end|>{% endfor %}"
     template = make_chat_template(chat_tokenizer(template + "{% if add_generation_prompt %}<|assistant|>{% endif %}"))

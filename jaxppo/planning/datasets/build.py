@@ -20,17 +20,16 @@ from jaxppo.planning.datasets.folder import Rejected, write_dataset
 from jaxppo.planning.datasets.renamed_rows import renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
-    PLANS_FILE,
     check_val,
     claim_folder,
-    is_finished,
     settings_of,
     show_report,
+    solve_tasks,
 )
 from jaxppo.planning.datasets.terminal import ProgressBar, Terminal
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.plans import parse_action
-from jaxppo.planning.solve.planners import PlanTask, find_plans, planner_version
+from jaxppo.planning.solve.planners import PlanTask, planner_version
 from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
 
 LICENCE = "apache-2.0"
@@ -61,10 +60,8 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
     """
     _check(config)
     folder = Path(config.output_dir)
-    if is_finished(folder, config):
-        terminal.result(f"finished: {folder} holds this data set; nothing was changed")
+    if not claim_folder(folder, config, terminal):
         return {}
-    claim_folder(folder, config)
     builders = _fill_splits(config, terminal)
     rows, words = _rows(config, builders)
     terminal.print("checking every reference plan, and writing")
@@ -230,15 +227,8 @@ def _solve(
         spec = builder.spec
         task_id = f"{spec.domain.name}-{spec.split}-{candidate.number}"
         tasks.append(PlanTask(task_id, spec.domain.pddl, candidate.problem_pddl))
-    results = find_plans(
-        tasks,
-        planner=config.planners.planner,
-        timeout_s=config.planners.planner_timeout_s,
-        workers=config.planners.workers,
-        cache=Path(config.output_dir, PLANS_FILE),
-    )
     # In the order of the batch, which is that of each split's stream.
-    for (builder, candidate), result in zip(batch, results, strict=True):
+    for (builder, candidate), result in zip(batch, solve_tasks(tasks, config), strict=True):
         if builder.take(Attempt(candidate, result)):
             spec = builder.spec
             n_full = sum(not any_builder.n_missing for any_builder in builders)

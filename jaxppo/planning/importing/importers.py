@@ -12,12 +12,11 @@ from jaxppo.planning.datasets.renamed_rows import pools_of, problems_by_domain, 
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
     NO_PLANNER,
-    PLANS_FILE,
     check_val,
     claim_folder,
-    is_finished,
     settings_of,
     show_report,
+    solve_tasks,
 )
 from jaxppo.planning.datasets.terminal import Terminal
 from jaxppo.planning.importing.planbench import is_planbench, read_planbench
@@ -31,7 +30,7 @@ from jaxppo.planning.importing.source_problems import (
     read_pddl,
 )
 from jaxppo.planning.importing.splits import KEEP, assign_splits
-from jaxppo.planning.solve.planners import PlanTask, find_plans, planner_version
+from jaxppo.planning.solve.planners import PlanTask, planner_version
 
 # What each kind of source is read with: the source, and
 # the folder with its PDDL files where it has none itself.
@@ -63,10 +62,8 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
     folder = Path(config.output_dir)
     kind = _kind_of(source) if config.kind == "auto" else config.kind
     _check_settings(config, source, kind)
-    if is_finished(folder, config):
-        terminal.result(f"finished: {folder} holds this data set; nothing was changed")
+    if not claim_folder(folder, config, terminal):
         return {}
-    claim_folder(folder, config)
     rows, rejected, figures = _import(config, source, kind, terminal)
     terminal.print("checking and writing")
     # Rows of ours may be obfuscated: their words go along, so that leaks are found under them.
@@ -228,18 +225,12 @@ def _solve(
     unsolved = [problem for problem in problems if not problem.plans]
     if not unsolved:
         return list(problems)
+    tasks = [
+        PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl) for problem in unsolved
+    ]
     with terminal.progress(len(unsolved), "plan") as progress:
         results = []
-        for result in find_plans(
-            [
-                PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl)
-                for problem in unsolved
-            ],
-            planner=config.planners.planner,
-            timeout_s=config.planners.planner_timeout_s,
-            workers=config.planners.workers,
-            cache=Path(config.output_dir, PLANS_FILE),
-        ):
+        for result in solve_tasks(tasks, config):
             results.append(result)
             progress.update(len(results))
     next_result = iter(results)  # in the order of the unsolved problems
