@@ -230,15 +230,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[Row, str]]:
             ) from error
 
 
-def read_jsonl(
-    path: Path | str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None
-) -> list[Row]:
-    """Read rows and check that each has every one of the columns in the right type; other columns are kept.
+def read_jsonl(path: Path | str) -> list[Row]:
+    """Read rows and check that each has every one of `COLUMNS` in the right type; other columns are kept.
 
     Raises:
         DataError: the file cannot be read, or a line is not such a row.
     """
-    return _checked_rows(_jsonl_rows(Path(path)), columns, convert)
+    return _checked_rows(_jsonl_rows(Path(path)), COLUMNS, None)
 
 
 def _checked_rows(
