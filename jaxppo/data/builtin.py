@@ -38,25 +38,15 @@ class GeneratedSplit(NamedTuple):
 
     def read(self) -> list[Row]:
         """Read the rows from what is shipped or cached, or generate them."""
-        # What is shipped is what would be generated, without the wait.
-        folder = self._shipped_folder()
-        if folder is not None:
-            return dataset_files.read_split(folder, self.split)
-        return dataset_files.read_jsonl(self._cached_folder() / f"{self.split}.jsonl")
+        return dataset_files.read_split(self.folder(), self.split)
 
-    def make_ready(self) -> None:
-        """Generate the rows, unless they are shipped or cached."""
-        if self._shipped_folder() is None:
-            self._cached_folder()
-
-    def _shipped_folder(self) -> Path | None:
-        # The whole request must be the same: another size or seed has other rows.
-        for folder, requests in _shipped_requests().items():
+    def folder(self) -> Path:
+        """Return the folder that holds the rows, which are generated unless they are shipped or cached."""
+        # What is shipped is what would be generated, without the wait. The
+        # whole request must be the same: another size or seed has other rows.
+        for shipped_folder, requests in _shipped_requests().items():
             if self.request == requests.get(self.split):
-                return folder
-        return None
-
-    def _cached_folder(self) -> Path:
+                return shipped_folder
         # With the version, as a newer generator may give other rows for the same settings.
         key = {"generator_version": datasets.GENERATOR_VERSION, "request": self.request}
         text = json.dumps(key, sort_keys=True)

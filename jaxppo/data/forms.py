@@ -9,10 +9,9 @@ from functools import cache
 from typing import Any
 
 from jaxppo.errors import DataError
+from jaxppo.planning.datasets.rows import Row
 
 _LOG = logging.getLogger(__name__)
-
-Row = dict[str, Any]
 
 _SHAREGPT_ROLES = {
     "human": "user",
@@ -40,12 +39,12 @@ def convert_row(row: Row, location: str) -> Row:
     if row.get("prompt") is not None or row.get("messages") is not None:
         return row
     if isinstance(row.get("conversations"), list):
-        _warn_once("conversations is read as messages (ShareGPT)")
+        warn_once("dataset: conversations is read as messages (ShareGPT)")
         turns = row["conversations"]
         return row | {"messages": [*_system_turns(row, turns), *turns]}
     if row.get("instruction") is not None and "output" in row:
-        _warn_once(
-            "instruction and input are read as the prompt, output as the completion (Alpaca)"
+        warn_once(
+            "dataset: instruction and input are read as the prompt, output as the completion (Alpaca)"
         )
         return _alpaca_row(row, location)
     return row
@@ -100,6 +99,6 @@ def _system_turns(row: Row, turns: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 @cache
-def _warn_once(message: str) -> None:
-    """Say how rows are read, once for all of them."""
-    _LOG.warning(f"dataset: {message}")
+def warn_once(message: str) -> None:
+    """Warn, unless the same was said before: of every row, or by training and evaluation."""
+    _LOG.warning(message)

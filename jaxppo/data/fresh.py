@@ -106,9 +106,7 @@ def renamed_in_every_epoch(
     def rename(row: Row, rng: random.Random) -> Row:
         if numbered:
             return numbered_row(row, rng)
-        return renamed_row(
-            row, pools[row["domain"]], rng, names="names" in augment, order="order" in augment
-        )
+        return renamed_row(row, pools[row["domain"]], rng, augment)
 
     def rows_of(step: int) -> list[Row]:
         start = step * batch_size

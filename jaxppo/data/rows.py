@@ -61,18 +61,39 @@ def load_split(
         if config.numbers_objects and config.stream_domains is None:
             rows = [_with_numbered_objects(row, config.data_seed) for row in rows]
         return rows
+    # A chat in `messages` has its prompt in `prompt` once it is converted.
+    prompt_column = "prompt" if config.prompt_column == "messages" else config.prompt_column
+    if validator is not None:
+        columns = datasets.COLUMNS
+    else:
+        names = {"prompt": prompt_column}
+        columns = {names.get(name, name): kind for name, kind in columns.items()}
+
+    def convert(row: Row, location: str) -> Row:
+        if validator is not None:
+            return plain_row(row, location)
+        return _with_json_id(plain_row(row, location, prompt_column), location)
+
     # Columns are checked as rows are read, before the slow
     # checks of their PDDL: the first bad file is named at once.
-    reader = RowReader(config, split, validator, columns)
-    with reader.advising_on_columns(), paused_collection(), activity.show(f"reading split {split}"):
-        source_rows = read_rows(
-            config.dataset, split, reader.columns, config.dataset_config, reader.convert
-        )
+    try:
+        with paused_collection(), activity.show(f"reading split {split}"):
+            source_rows = read_rows(config.dataset, split, columns, config.dataset_config, convert)
+    except MissingColumnError as error:
+        raise error.with_fix(_advice_on_columns(columns, validator)) from None
     rows = []
-    for number, source_row in enumerate(activity.track("checking", source_rows)):
-        row = reader.finish(source_row, number)
-        if row is not None:
-            rows.append(row)
+    for number, row in enumerate(activity.track("checking", source_rows)):
+        if validator is not None:
+            check_row(row, f"{config.dataset}, split {split}, row {row['id']}", validator)
+        else:
+            prompt = row[prompt_column]
+            if len(prompt) < config.min_prompt_characters:
+                continue
+            # Metrics and pages name rows by their ids, which texts of others seldom have.
+            row = {"id": f"{split}-{number}"} | row | {"prompt": prompt}
+        if config.numbers_objects:
+            row = _with_numbered_objects(row, config.data_seed)
+        rows.append(row)
     if not rows:
         raise DataError(
             f"min_prompt_characters: expected a row of split {split} with at least {config.min_prompt_characters}, "
@@ -140,7 +161,7 @@ def make_splits(config: DataConfig, splits: Sequence[str]) -> None:
             continue
         try:
             with activity.show(f"making split {split}"):
-                generated.make_ready()
+                generated.folder()
         except datasets.TooFewProblemsError as error:
             shortages.append(str(error))
     if shortages:
@@ -199,89 +220,13 @@ def paused_collection() -> Iterator[None]:
 # --- one row
 
 
-class RowReader:
-    """Makes rows of what was read from a data set: checked problems or, where plans are not judged, texts and chats.
-
-    Args:
-        config: which data set.
-        split: name of the split.
-        validator: see `load_split`.
-        columns: see `load_split`.
-
-    Attributes:
-        columns: which every row must have after `convert`.
-    """
-
-    def __init__(
-        self,
-        config: DataConfig,
-        split: str,
-        validator: str | None,
-        columns: Mapping[str, type],
-    ):
-        self._config = config
-        self._split = split
-        self._validator = validator
-        # A chat in `messages` has its prompt in `prompt` once it is converted.
-        self._prompt_column = (
-            "prompt" if config.prompt_column == "messages" else config.prompt_column
-        )
-        if validator is not None:
-            self.columns = datasets.COLUMNS
-        else:
-            names = {"prompt": self._prompt_column}
-            self.columns = {names.get(name, name): kind for name, kind in columns.items()}
-
-    def __call__(self, row: Row, location: str, number: int | str) -> Row | None:
-        """Return a row as `load_split` does; None for one that is left out.
-
-        Args:
-            row: as it was read.
-            location: names it in errors.
-            number: of the row, for one without an id.
-
-        Raises:
-            DataError, PddlError: as for `load_split`.
-        """
-        with self.advising_on_columns():
-            converted = self.convert(row, location)
-            datasets.checked_row(converted, location, self.columns, source=row)
-        return self.finish(converted, number)
-
-    def convert(self, row: Row, location: str) -> Row:
-        """Return a row with its turns read, before its columns are checked."""
-        if self._validator is not None:
-            return plain_row(row, location)
-        return _with_json_id(plain_row(row, location, self._prompt_column), location)
-
-    def finish(self, row: Row, number: int | str) -> Row | None:
-        """Return a row whose columns are checked as it is used; None for one whose prompt is too short."""
-        config = self._config
-        if self._validator is not None:
-            check_row(
-                row, f"{config.dataset}, split {self._split}, row {row['id']}", self._validator
-            )
-        else:
-            prompt = row[self._prompt_column]
-            if len(prompt) < config.min_prompt_characters:
-                return None
-            # Metrics and pages name rows by their ids, which texts of others seldom have.
-            row = {"id": f"{self._split}-{number}"} | row | {"prompt": prompt}
-        return _with_numbered_objects(row, config.data_seed) if config.numbers_objects else row
-
-    @contextmanager
-    def advising_on_columns(self) -> Iterator[None]:
-        """Say what helps where a column is missing."""
-        try:
-            yield
-        except MissingColumnError as error:
-            if "completion" in self.columns and self._validator is None:
-                advice = "rows to learn from have prompt and completion, or messages that end with the assistant's turn"
-            elif self._validator is None:
-                advice = "--prompt_column names another, and messages may hold a chat"
-            else:
-                advice = "rows that are not planning problems need --reward_funcs module:function in place of plan"
-            raise error.with_fix(advice) from None
+def _advice_on_columns(columns: Mapping[str, type], validator: str | None) -> str:
+    """Say what helps where a row lacks one of the columns."""
+    if validator is not None:
+        return "rows that are not planning problems need --reward_funcs module:function in place of plan"
+    if "completion" in columns:
+        return "rows to learn from have prompt and completion, or messages that end with the assistant's turn"
+    return "--prompt_column names another, and messages may hold a chat"
 
 
 def _with_json_id(row: Row, location: str) -> Row:

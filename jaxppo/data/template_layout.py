@@ -1,17 +1,14 @@
 """What a chat template writes around prompts and completions, found by rendering two small chats."""
 
-import logging
 import re
 import time
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 from jaxppo.data.chats import Message
+from jaxppo.data.forms import warn_once
 from jaxppo.data.rendering import render
 from jaxppo.errors import ConfigError
-
-_LOG = logging.getLogger(__name__)
 
 # Texts to try a template with.
 _PROMPT = "prompt"
@@ -31,7 +28,6 @@ class TemplateLayout(NamedTuple):
         end_id: the token that ends a completion.
         tail: what is written after a completion.
         before_end: the part of it before the token that ends the completion: blanks, if anything.
-        has_whole_chats: whether a prompt is written in the same way where its completion follows.
         opening: what is written between a turn of the user and the completion.
         writes_bos: whether a chat begins with the beginning of sequence.
     """
@@ -39,7 +35,6 @@ class TemplateLayout(NamedTuple):
     end_id: int
     tail: str = ""
     before_end: str = ""
-    has_whole_chats: bool = True
     opening: str = ""
     writes_bos: bool = False
 
@@ -86,7 +81,6 @@ def find_layout(
         end_id=end_id,
         tail=tail,
         before_end=before_end,
-        has_whole_chats=chat.startswith(prompt),
         opening=prompt.rpartition(_PROMPT)[2],
         writes_bos=bool(bos) and prompt.startswith(bos),
     )
@@ -133,9 +127,3 @@ def _end(tokenizer: Any, tail: str) -> tuple[int, str]:
         "use_chat_template: expected False, or a chat template that ends a completion with a special token, got "
         f"{tail!r}"
     )
-
-
-@cache
-def warn_once(message: str) -> None:
-    """Warn, unless the same was said before: training and evaluation each make a template of their own."""
-    _LOG.warning(message)

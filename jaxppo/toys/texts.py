@@ -104,7 +104,6 @@ _ASIDES = [
     "everyone is talking about it .",
     "i am writing this on the train .",
 ]
-FACTS = ("who", "deed", "wish")
 _FAULT_RATES = {"who": 0.1, "deed": 0.1, "wish": 0.1, "missing": 0.6, "long": 0.1}
 _FAULTS = tuple(_FAULT_RATES)
 

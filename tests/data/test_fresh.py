@@ -54,7 +54,7 @@ def test_renamed_rows_take_the_names_of_their_data_where_the_domain_is_not_ours(
     texts = [row["problem_pddl"].replace("blocksworld", "towers") for row in rows]
     own = [
         make_row(**{name: row[name] for name in ("id", "split", "prompt_style", "planner")}, domain="towers",
-                 domain_pddl=domain, problem_pddl=text, plan=list(map(parse_action, row["reference_plan"])))
+                 domain_pddl=domain, problem_pddl=text, plans=[list(map(parse_action, row["reference_plan"]))])
         for row, text in zip(rows, texts, strict=True)
     ]  # fmt: skip
     known = {name for row in own for name in problem_of(row).objects}

@@ -19,7 +19,7 @@ def row(split, number, domain="gripper", *, problem_pddl=None, domain_pddl=None,
     plan = plan or solve(parse_problem(problem_pddl, parse_domain(domain_pddl)))
     texts = {"domain_pddl": domain_pddl, "problem_pddl": problem_pddl}
     fields = {"id": f"{domain}-{split}-{number}", "prompt_style": "atoms", "planner": "builtin 1", **others}
-    return make_row(domain=domain, split=split, plan=plan, **texts, **fields)
+    return make_row(domain=domain, split=split, plans=[plan], **texts, **fields)
 
 
 def problem_of(row):

@@ -1,7 +1,7 @@
 """The problem that an answer is to: found by configuration and number, by its file, or given in the answer."""
 
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ from jaxppo.planning.answers.extraction import PlanReader
 from jaxppo.planning.importing.instance_files import Entry, Instances
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder
 from jaxppo.planning.importing.planbench_sentences import Sentences
-from jaxppo.planning.importing.source_files import ErrorCache
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.language.task import Problem
 from jaxppo.planning.language.temporal import read_names
@@ -61,9 +60,7 @@ class Problems:
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
         # Two caches, as several names may stand for one problem:
         # verdicts are remembered by the identity of its task.
-        self._task_by_name: ErrorCache[tuple[str, str, tuple[str, str] | None], AnsweredProblem] = (
-            ErrorCache()
-        )
+        self._task_by_name: dict[tuple[str, str, tuple[str, str] | None], AnsweredProblem] = {}
         self._task_by_texts: dict[_ProblemTexts, AnsweredProblem] = {}
         self._references: dict[tuple[int, str], tuple[str, ...]] = {}
 
@@ -87,10 +84,13 @@ class Problems:
 
         Raises:
             DataError: there is none, or no validator here covers it.
+            PddlError: its text cannot be read.
         """
         # A file of results has hundreds of answers to the same problems.
         key = (answer.domain, answer.problem, answer.prompt_pddl)
-        return self._task_by_name.get_or_compute(key, partial(self._task, answer))
+        if key not in self._task_by_name:
+            self._task_by_name[key] = self._task(answer)
+        return self._task_by_name[key]
 
     def reference(self, task: AnsweredProblem, text: str) -> tuple[str, ...]:
         """Return a reference plan as a list of steps; empty where the text is no valid plan for the problem."""

@@ -20,17 +20,16 @@ from jaxppo.planning.datasets.folder import Rejected, write_dataset
 from jaxppo.planning.datasets.renamed_rows import renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
-    PLANS_FILE,
-    check_planners,
+    check_val,
     claim_folder,
-    is_finished,
     settings_of,
     show_report,
+    solve_tasks,
 )
 from jaxppo.planning.datasets.terminal import ProgressBar, Terminal
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.plans import parse_action
-from jaxppo.planning.solve.planners import PlanTask, find_plans, planner_version
+from jaxppo.planning.solve.planners import PlanTask, planner_version
 from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
 
 LICENCE = "apache-2.0"
@@ -61,10 +60,8 @@ def build_dataset(config: BuildConfig, terminal: Terminal) -> dict[str, Any]:
     """
     _check(config)
     folder = Path(config.output_dir)
-    if is_finished(folder, config):
-        terminal.result(f"finished: {folder} holds this data set; nothing was changed")
+    if not claim_folder(folder, config, terminal):
         return {}
-    claim_folder(folder, config)
     builders = _fill_splits(config, terminal)
     rows, words = _rows(config, builders)
     terminal.print("checking every reference plan, and writing")
@@ -103,10 +100,9 @@ def _check(config: BuildConfig) -> None:
             raise ConfigError(
                 f"train_sizes: expected sizes {offered[0]} to {offered[-1]}, got {name}:{sizes[0]}-{sizes[-1]}"
             )
-    # Imports can do without a planner (`none`), which
-    # `check_planners` allows; here that is an unknown one.
+    # Asking for its version raises the error of an unknown or missing planner.
     planner_version(config.planners.planner)
-    check_planners(config.planners, config.use_val)
+    check_val(config.use_val)
 
 
 # ------------------------------------------------------------------------------------------------------------ filling
@@ -231,15 +227,8 @@ def _solve(
         spec = builder.spec
         task_id = f"{spec.domain.name}-{spec.split}-{candidate.number}"
         tasks.append(PlanTask(task_id, spec.domain.pddl, candidate.problem_pddl))
-    results = find_plans(
-        tasks,
-        planner=config.planners.planner,
-        timeout_s=config.planners.planner_timeout_s,
-        workers=config.planners.workers,
-        cache=Path(config.output_dir, PLANS_FILE),
-    )
     # In the order of the batch, which is that of each split's stream.
-    for (builder, candidate), result in zip(batch, results, strict=True):
+    for (builder, candidate), result in zip(batch, solve_tasks(tasks, config), strict=True):
         if builder.take(Attempt(candidate, result)):
             spec = builder.spec
             n_full = sum(not any_builder.n_missing for any_builder in builders)
@@ -286,7 +275,7 @@ def _row(spec: SplitSpec, number: int, attempt: Attempt, prompt_style: str) -> R
         split=spec.split,
         domain_pddl=spec.domain.pddl,
         problem_pddl=attempt.candidate.problem_pddl,
-        plan=attempt.result.plan,
+        plans=[attempt.result.plan],
         prompt_style=prompt_style,
         planner=attempt.result.planner,
         obfuscation=None,
@@ -322,7 +311,7 @@ def _obfuscated_rows(
             split="test_obfuscated",
             domain_pddl=obfuscated.domain_pddl,
             problem_pddl=obfuscated.problem_pddl,
-            plan=obfuscated.plan,
+            plans=[obfuscated.plan],
             prompt_style=row["prompt_style"],
             planner=row["planner"],
             obfuscation=style,

@@ -111,11 +111,7 @@ def _metadata(report: Mapping[str, Any], features: Mapping[str, Any]) -> str:
 
 def _feature(kind: Any) -> dict[str, Any]:
     """Describe a column: the hub has `dtype` for the type of a column, and nothing but the type for that of an item."""
-    return {"dtype": kind} if isinstance(kind, str) else _list_feature(kind)
-
-
-def _list_feature(kind: Any) -> Any:
-    return kind if isinstance(kind, str) else {"list": _list_feature(kind["list"])}
+    return {"dtype": kind} if isinstance(kind, str) else kind
 
 
 def _split_figures(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:

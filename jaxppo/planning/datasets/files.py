@@ -189,14 +189,11 @@ def rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
     return readers.get(path.suffix, _jsonl_rows)(path)
 
 
-def _is_list(path: Path) -> bool:
-    """Return whether a JSON file is one list, not an object a line."""
-    with _opened(path) as file:
-        return next((line.lstrip() for line in file if line.strip()), "").startswith("[")
-
-
 def _json_rows(path: Path) -> Iterator[tuple[Row, str]]:
-    if not _is_list(path):
+    # One list, or else an object a line.
+    with _opened(path) as file:
+        is_list = next((line for line in file if line.strip()), "").lstrip().startswith("[")
+    if not is_list:
         yield from _jsonl_rows(path)
         return
     try:
@@ -233,15 +230,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[Row, str]]:
             ) from error
 
 
-def read_jsonl(
-    path: Path | str, columns: Mapping[str, type] = COLUMNS, convert: Convert | None = None
-) -> list[Row]:
-    """Read rows and check that each has every one of the columns in the right type; other columns are kept.
+def read_jsonl(path: Path | str) -> list[Row]:
+    """Read rows and check that each has every one of `COLUMNS` in the right type; other columns are kept.
 
     Raises:
         DataError: the file cannot be read, or a line is not such a row.
     """
-    return _checked_rows(_jsonl_rows(Path(path)), columns, convert)
+    return _checked_rows(_jsonl_rows(Path(path)), COLUMNS, None)
 
 
 def _checked_rows(

@@ -256,8 +256,11 @@ def _with_equal_columns(rows_by_split: Mapping[str, Sequence[Row]]) -> dict[str,
 
 def figures_by_domain(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
     """Measure the rows of each domain of a split: their number, the lengths of their plans, their objects, planners."""
+    rows_by_domain: dict[str, list[Row]] = {}
+    for row in rows:
+        rows_by_domain.setdefault(row["domain"], []).append(row)
     figures = {}
-    for domain, domain_rows in rows_by_domain(rows).items():
+    for domain, domain_rows in rows_by_domain.items():
         planner_counts = Counter(row["planner"] for row in domain_rows)
         figures[domain] = {
             "rows": len(domain_rows),
@@ -266,14 +269,6 @@ def figures_by_domain(rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
             "planners": dict(sorted(planner_counts.items())),
         }
     return figures
-
-
-def rows_by_domain(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group rows by their domain."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["domain"], []).append(row)
-    return groups
 
 
 def _vocabulary(rows: Iterable[Row], words: Collection[str]) -> list[str]:

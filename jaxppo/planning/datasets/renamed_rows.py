@@ -1,13 +1,13 @@
 """Further rows for a problem: the same one with other names for its objects and another order of its atoms."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.rows import Row, make_row, reference_plans
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
-from jaxppo.planning.language.plans import format_action, parse_action
+from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.prompts import render_prompt, split_words
 from jaxppo.planning.transform.renaming import (
     permute_atoms,
@@ -44,9 +44,7 @@ def renamed_row(
     row: Row,
     pools: Mapping[str, Sequence[str]],
     rng: random.Random,
-    *,
-    names: bool = True,
-    order: bool = True,
+    augment: Collection[str] = ("names", "order"),
 ) -> Row:
     """Return a row with its problem, prompt and plans under other names, or its atoms in another order.
 
@@ -54,21 +52,19 @@ def renamed_row(
         row: a row with all columns; further ones are left out.
         pools: names for the objects, see `rename_objects`.
         rng: the only source of randomness.
-        names: whether objects get other names.
-        order: whether atoms get another order.
+        augment: with `names`, objects get other names; with `order`, atoms get another order.
 
     Raises:
         ConfigError: as for `rename_objects`.
         DataError: the prompt is a conversation, whose plans would keep their names.
     """
-    _require_no_conversation(row)
     problem_pddl = row["problem_pddl"]
     mapping: dict[str, str] = {}
-    if names:
+    if "names" in augment:
         problem_pddl, mapping = rename_objects(
             problem_pddl, parse_domain(row["domain_pddl"]), rng, pools
         )
-    if order:
+    if "order" in augment:
         problem_pddl = permute_atoms(problem_pddl, rng)
     return _rewritten_row(row, problem_pddl, mapping)
 
@@ -90,7 +86,6 @@ def numbered_row(row: Row, rng: random.Random) -> Row:
     Raises:
         DataError: as for `numbered_problem` and `renamed_row`.
     """
-    _require_no_conversation(row)
     problem_pddl, mapping = numbered_problem(row, rng)
     return _rewritten_row(row, problem_pddl, mapping)
 
@@ -135,45 +130,34 @@ def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
     ]
 
 
-def _require_no_conversation(row: Row) -> None:
+def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
+    """Return a row with another text of its problem, and its plans in the new names."""
     # The plans in its prompt have the old names, and only
     # prompts of a problem alone can be written again.
     if row.get("failures"):
         raise DataError(
             f"row {row['id']}: expected a prompt that can be rewritten, got a conversation (repair rows)"
         )
-
-
-def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
-    """Return a row with another text of its problem, and its plans in the new names."""
-    # A row may have several reference plans; `make_row` writes one.
     plans = [
         rename_plan(map(parse_action, plan), mapping)
         for plan in reference_plans(row["reference_plan"])
     ]
-    rewritten = make_row(
+    return make_row(
         id=row["id"],
         domain=row["domain"],
         split=row["split"],
         domain_pddl=row["domain_pddl"],
         problem_pddl=problem_pddl,
-        plan=plans[0],
+        plans=plans,
         prompt_style=row["prompt_style"],
         planner=row["planner"],
     )
-    if len(plans) > 1:
-        rewritten["reference_plan"] = [list(map(format_action, plan)) for plan in plans]
-    return rewritten
 
 
 def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]:
     """Return per domain the names that its objects may get: the generator's, or those that they have in the rows."""
-    problems_by_domain: dict[str, list[Problem]] = {}
-    for row in rows:
-        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-        problems_by_domain.setdefault(row["domain"], []).append(problem)
     pools: dict[str, Mapping[str, Sequence[str]]] = {}
-    for domain, problems in problems_by_domain.items():
+    for domain, problems in problems_by_domain(rows).items():
         # A data set from elsewhere may have a domain of
         # the same name, with names that our pools lack.
         if domain in DOMAINS and all(
@@ -183,6 +167,15 @@ def pools_of_rows(rows: Iterable[Row]) -> dict[str, Mapping[str, Sequence[str]]]
         else:
             pools[domain] = pools_of(problems)
     return pools
+
+
+def problems_by_domain(rows: Iterable[Row]) -> dict[str, list[Problem]]:
+    """Return the problems of rows, by the name of their domain."""
+    problems: dict[str, list[Problem]] = {}
+    for row in rows:
+        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
+        problems.setdefault(row["domain"], []).append(problem)
+    return problems
 
 
 def pools_of(problems: Iterable[Problem]) -> dict[str, list[str]]:

@@ -6,8 +6,7 @@ that were built apart, with any seeds and sizes, are disjoint.
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxppo.errors import ConfigError, DataError, MissingColumnError
@@ -89,14 +88,8 @@ def build_split(
     rows = []
     shortages = []
     for size, n_rows in sizes.items():
-        # A generator for each size, so that the rows of one do not depend on the others.
-        rng = random.Random(f"{BLOCKSWORLD.name}/{split}/{size}/{seed}")
-        stream = _ProblemStream(split, size, prompt_style, unique, rng)
         try:
-            for index in range(n_rows):
-                rows.append(
-                    stream.next_row(f"{BLOCKSWORLD.name}-{split}-{size}-{index:05d}", n_rows)
-                )
+            rows += _rows_of_size(split, size, n_rows, seed, prompt_style, unique)
         except TooFewProblemsError as error:
             # Raised after the last size, so that one error names all that are too small.
             shortages.append(str(error))
@@ -122,12 +115,12 @@ def make_row(
     split: str,
     domain_pddl: str,
     problem_pddl: str,
-    plan: Sequence[Action],
+    plans: Sequence[Sequence[Action]],
     prompt_style: str,
     planner: str,
     **columns: Any,
 ) -> Row:
-    """Make the row of a problem and a plan for it, which is not checked here.
+    """Make the row of a problem and plans for it, which are not checked here.
 
     Args:
         id: unique in its data set.
@@ -135,7 +128,7 @@ def make_row(
         split: name of the split.
         domain_pddl: domain text.
         problem_pddl: problem text.
-        plan: the reference plan.
+        plans: the reference plans; the first one is the completion.
         prompt_style: one of `prompts.PROMPT_STYLES`.
         planner: where the plan comes from, with its version.
         columns: further columns.
@@ -144,16 +137,17 @@ def make_row(
         PddlError: the domain or the problem cannot be read, or the style cannot write it.
     """
     problem = parse_problem(problem_pddl, parse_domain(domain_pddl))
+    steps = [list(map(format_action, plan)) for plan in plans]
     return {
         "id": id,
         "domain": domain,
         "split": split,
         "prompt": render_prompt(domain_pddl, problem_pddl, prompt_style),
-        "completion": render_completion(plan, prompt_style, domain_pddl),
-        "reference_plan": [format_action(action) for action in plan],
+        "completion": render_completion(plans[0], prompt_style, domain_pddl),
+        "reference_plan": steps if len(steps) > 1 else steps[0],
         "domain_pddl": domain_pddl,
         "problem_pddl": problem_pddl,
-        "plan_length": len(plan),
+        "plan_length": len(plans[0]),
         "n_objects": len(problem.objects),
         "prompt_style": prompt_style,
         "planner": planner,
@@ -161,48 +155,41 @@ def make_row(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _ProblemStream:
-    """A stream of problems of one size for one split, no two alike."""
-
-    split: str
-    size: int
-    prompt_style: str
-    unique: bool
-    rng: random.Random
+def _rows_of_size(
+    split: str, size: int, n_rows: int, seed: int, prompt_style: str, unique: bool
+) -> Iterator[Row]:
+    """Draw problems of one size until enough are of this split, no two alike, and solve them."""
+    # A generator for each size, so that the rows of one do not depend on the others.
+    rng = random.Random(f"{BLOCKSWORLD.name}/{split}/{size}/{seed}")
     # What the rows so far must not be equal in: canonical
     # forms, or prompts where forms may come again.
-    keys: set[str] = field(default_factory=set)
-
-    def next_row(self, name: str, n_wanted: int) -> Row:
-        """Draw until a problem is of this split and new, and solve it."""
+    keys: set[str] = set()
+    for index in range(n_rows):
+        # The problem is named like its row.
+        name = f"{BLOCKSWORLD.name}-{split}-{size}-{index:05d}"
         for _ in range(_MAX_DRAWS_WITHOUT_NEW):
-            # The problem is named like its row.
-            text = BLOCKSWORLD.generate_problem(self.size, self.rng, name)
+            text = BLOCKSWORLD.generate_problem(size, rng, name)
             problem = parse_problem(text, parse_domain(BLOCKSWORLD.pddl))
-            if self._accepts(text, problem):
-                return make_row(
-                    id=name,
-                    domain=BLOCKSWORLD.name,
-                    split=self.split,
-                    domain_pddl=BLOCKSWORLD.pddl,
-                    problem_pddl=text,
-                    plan=solve(problem),
-                    prompt_style=self.prompt_style,
-                    planner=BLOCKSWORLD.planner,
-                )
-        raise TooFewProblemsError(
-            f"split '{self.split}', {self.size} objects: expected {n_wanted} different problems, "
-            f"found only {len(self.keys)}; ask for fewer or for another size"
+            form = canonical_form(problem)
+            key = form if unique else render_prompt(BLOCKSWORLD.pddl, text, prompt_style)
+            if partition_of_form(form) == SPLIT_PARTITIONS[split] and key not in keys:
+                break
+        else:
+            raise TooFewProblemsError(
+                f"split '{split}', {size} objects: expected {n_rows} different problems, "
+                f"found only {len(keys)}; ask for fewer or for another size"
+            )
+        keys.add(key)
+        yield make_row(
+            id=name,
+            domain=BLOCKSWORLD.name,
+            split=split,
+            domain_pddl=BLOCKSWORLD.pddl,
+            problem_pddl=text,
+            plans=[solve(problem)],
+            prompt_style=prompt_style,
+            planner=BLOCKSWORLD.planner,
         )
-
-    def _accepts(self, text: str, problem: Problem) -> bool:
-        form = canonical_form(problem)
-        key = form if self.unique else render_prompt(BLOCKSWORLD.pddl, text, self.prompt_style)
-        if partition_of_form(form) != SPLIT_PARTITIONS[self.split] or key in self.keys:
-            return False
-        self.keys.add(key)
-        return True
 
 
 def partition_of_form(form: str) -> str:

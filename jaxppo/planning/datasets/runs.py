@@ -1,6 +1,6 @@
 """What the commands that make data sets share: the folder, the planners, and what is shown at the end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +17,25 @@ from jaxppo.config.sources import (
 )
 from jaxppo.errors import ConfigError
 from jaxppo.planning.datasets.card import leak_text
-from jaxppo.planning.datasets.config import PlannerConfig
 from jaxppo.planning.datasets.files import REPORT_FILE
 from jaxppo.planning.datasets.folder import split_table
 from jaxppo.planning.datasets.terminal import Terminal
-from jaxppo.planning.solve.planners import planner_version
+from jaxppo.planning.solve.planners import PlanResult, PlanTask, find_plans
 from jaxppo.planning.validate.val import HOW_TO_GET_VAL, find_val
 
 NO_PLANNER = "none"
 """In place of a planner: only plans that came with the problems."""
 PLANS_FILE = "plans.jsonl"
 """Beside the splits: the planners' results."""
-# Settings that do not decide the rows, and so may differ when a data set is continued.
-_FREE_SETTINGS = ("workers",)
 
 
-def is_finished(folder: Path, config: Any) -> bool:
-    """Return whether the folder holds the finished data set of these settings; it may hold a part of it, or nothing.
+def claim_folder(folder: Path, config: Any, terminal: Terminal) -> bool:
+    """Make the folder with a file of the settings, or continue in one that holds a part of their data set.
+
+    The file has no value for `workers`, which may differ when a data set is continued.
+
+    Returns:
+        Whether anything is to be done; where the data set is finished, a line says so.
 
     Raises:
         ConfigError: it holds another data set, or something else.
@@ -46,7 +48,8 @@ def is_finished(folder: Path, config: Any) -> bool:
             raise ConfigError(
                 f"output_dir: expected a new or empty folder, got {folder} that holds other files"
             )
-        return False
+        write_yaml(replace(config, workers=None), folder / CONFIG_FILE)
+        return True
     # Every setting that differs is named, also one that a newer version has or lacks.
     settings = settings_of(config)
     old_settings = translate_old_settings(read_yaml(folder / CONFIG_FILE), settings)
@@ -60,36 +63,33 @@ def is_finished(folder: Path, config: Any) -> bool:
             f"output_dir: expected another folder, or the settings of the data set in {folder}, "
             f"got {', '.join(differences)}"
         )
-    return (folder / REPORT_FILE).exists()
-
-
-def claim_folder(folder: Path, config: Any) -> None:
-    """Make the folder with a file of the settings, in which those that may differ have no value."""
-    if (folder / CONFIG_FILE).exists():
-        return
-    free = [name for name in _FREE_SETTINGS if name in flatten(config)]
-    write_yaml(replace(config, **dict.fromkeys(free)), folder / CONFIG_FILE)
+    if (folder / REPORT_FILE).exists():
+        terminal.result(f"finished: {folder} holds this data set; nothing was changed")
+        return False
+    return True
 
 
 def settings_of(config: Any) -> dict[str, Any]:
     """Return the settings that decide the rows."""
     settings = plain_values(flatten(config))
-    return {
-        name: value for name, value in settings.items() if name not in (*CALL_ONLY, *_FREE_SETTINGS)
-    }
+    return {name: value for name, value in settings.items() if name not in (*CALL_ONLY, "workers")}
 
 
-def check_planners(planners: PlannerConfig, use_val: bool | None) -> None:
-    """Refuse planners, or VAL, that are asked for and not installed.
-
-    Raises:
-        ConfigError: one is not installed.
-    """
+def check_val(use_val: bool | None) -> None:
+    """Raise a `ConfigError` where VAL is asked for and not installed."""
     if use_val and find_val() is None:
         raise ConfigError(f"use_val: expected VAL to be installed: {HOW_TO_GET_VAL}")
-    # Asking for its version raises the error of an unknown or missing planner.
-    if planners.planner != NO_PLANNER:
-        planner_version(planners.planner)
+
+
+def solve_tasks(tasks: Sequence[PlanTask], config: Any) -> Iterator[PlanResult]:
+    """Find plans with the planner of the settings; what is found is kept in the folder of the data set."""
+    return find_plans(
+        tasks,
+        planner=config.planners.planner,
+        timeout_s=config.planners.planner_timeout_s,
+        workers=config.planners.workers,
+        cache=Path(config.output_dir, PLANS_FILE),
+    )
 
 
 def show_report(report: Mapping[str, Any], folder: Path, terminal: Terminal) -> None:

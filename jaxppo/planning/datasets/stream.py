@@ -25,7 +25,7 @@ from jaxppo.planning.datasets.rows import (
 from jaxppo.planning.domains import DOMAINS, PlanningDomain
 from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
-from jaxppo.planning.prompts import PROMPT_STYLES
+from jaxppo.planning.prompts import find_style
 from jaxppo.planning.solve.planners import planner_version
 from jaxppo.planning.solve.search import SearchLimitError, solve
 from jaxppo.planning.transform.restart import problem_after
@@ -77,10 +77,7 @@ class Stream:
 
     def check(self) -> None:
         """Raise a `ConfigError` for unknown domains and styles, or sizes that a generator does not offer."""
-        if self.prompt_style not in PROMPT_STYLES:
-            raise ConfigError(
-                f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got {self.prompt_style!r}"
-            )
+        find_style(self.prompt_style)
         for name in self.domains:
             if name not in DOMAINS:
                 raise ConfigError(
@@ -142,7 +139,7 @@ def stream_row(stream: Stream, number: int) -> Row:
         split=stream.split,
         domain_pddl=domain.pddl,
         problem_pddl=problem_pddl,
-        plan=plan,
+        plans=[plan],
         prompt_style=stream.prompt_style,
         planner=domain.planner if domain.solve is not None else planner_version("builtin-optimal"),
     )
@@ -150,9 +147,7 @@ def stream_row(stream: Stream, number: int) -> Row:
         return numbered_row(row, rng)
     if not stream.augment:
         return row
-    return renamed_row(
-        row, domain.pools, rng, names="names" in stream.augment, order="order" in stream.augment
-    )
+    return renamed_row(row, domain.pools, rng, stream.augment)
 
 
 def _draw(

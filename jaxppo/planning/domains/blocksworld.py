@@ -86,7 +86,6 @@ def _place_atoms(towers: Iterable[list[str]]) -> list[str]:
 
 BLOCKSWORLD = PlanningDomain(
     name="blocksworld",
-    counts="blocks",
     sizes=range(2, 17),
     train_sizes=range(2, 9),
     larger_sizes=range(9, 13),

@@ -64,7 +64,6 @@ def _draw_portions(kind: str, portions: list[str], n_needed: int, rng: random.Ra
 
 CHILDSNACK = PlanningDomain(
     name="childsnack",
-    counts="children",
     sizes=range(1, 9),
     train_sizes=range(1, 6),
     larger_sizes=range(6, 9),

@@ -86,7 +86,6 @@ def _draw_piles(crates: list[str], pallets: Iterable[str], rng: random.Random) -
 
 DEPOTS = PlanningDomain(
     name="depots",
-    counts="crates",
     sizes=range(1, 9),
     train_sizes=range(1, 5),
     larger_sizes=range(5, 7),

@@ -37,7 +37,6 @@ class PlanningDomain:
 
     Attributes:
         name: the name that its PDDL gives itself; the PDDL is in `<name>.pddl`, beside this file.
-        counts: what the size is a number of, such as "cars".
         sizes: the sizes that `draw` takes.
         train_sizes: those of training problems: most have plans of 3 to 16 steps.
         larger_sizes: those of larger test problems: most have plans of at most 40 steps.
@@ -51,7 +50,6 @@ class PlanningDomain:
     """
 
     name: str
-    counts: str
     sizes: range
     train_sizes: range
     larger_sizes: range
@@ -87,6 +85,6 @@ class PlanningDomain:
         # A generator would find no names for more objects, and no goal for fewer.
         if size not in self.sizes:
             raise ConfigError(
-                f"n_{self.counts}: expected a size from {self.sizes[0]} to {self.sizes[-1]}, got {size}"
+                f"sizes: expected {self.sizes[0]} to {self.sizes[-1]} for {self.name}, got {size}"
             )
         return self.draw(size, rng, name)

@@ -79,7 +79,6 @@ def _draw_paths(places: list[str], rng: random.Random) -> tuple[list[tuple[str, 
 
 DRIVERLOG = PlanningDomain(
     name="driverlog",
-    counts="packages",
     sizes=range(1, 13),
     train_sizes=range(1, 9),
     larger_sizes=range(9, 13),

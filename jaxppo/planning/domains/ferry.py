@@ -38,7 +38,6 @@ def draw_problem(n_cars: int, rng: random.Random, name: str) -> str:
 
 FERRY = PlanningDomain(
     name="ferry",
-    counts="cars",
     sizes=range(1, 13),
     train_sizes=range(1, 9),
     larger_sizes=range(9, 13),

@@ -43,7 +43,6 @@ def draw_problem(n_balls: int, rng: random.Random, name: str) -> str:
 
 GRIPPER = PlanningDomain(
     name="gripper",
-    counts="balls",
     sizes=range(2, 13),
     train_sizes=range(2, 9),
     larger_sizes=range(9, 13),

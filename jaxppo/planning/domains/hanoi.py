@@ -56,7 +56,6 @@ def _piles(discs: Sequence[str], pegs: Sequence[str], position: Sequence[str]) -
 
 HANOI = PlanningDomain(
     name="hanoi",
-    counts="discs",
     sizes=range(2, 8),
     train_sizes=range(2, 6),
     larger_sizes=range(6, 8),

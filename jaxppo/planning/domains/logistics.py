@@ -76,7 +76,6 @@ def _draw_places(
 
 LOGISTICS = PlanningDomain(
     name="logistics",
-    counts="packages",
     sizes=range(1, 11),
     train_sizes=range(1, 7),
     larger_sizes=range(7, 10),

@@ -34,7 +34,6 @@ def draw_problem(n_passengers: int, rng: random.Random, name: str) -> str:
 
 MICONIC = PlanningDomain(
     name="miconic",
-    counts="passengers",
     sizes=range(1, 13),
     train_sizes=range(1, 9),
     larger_sizes=range(9, 13),

@@ -77,7 +77,6 @@ def _draw_modes(modes: list[str], n_satellites: int, rng: random.Random) -> dict
 
 SATELLITE = PlanningDomain(
     name="satellite",
-    counts="images",
     sizes=range(1, 13),
     train_sizes=range(1, 9),
     larger_sizes=range(9, 13),

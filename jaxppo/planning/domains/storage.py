@@ -96,7 +96,6 @@ def _draw_ways(
 
 STORAGE = PlanningDomain(
     name="storage",
-    counts="crates",
     sizes=range(1, 7),
     train_sizes=range(1, 4),
     larger_sizes=range(4, 6),

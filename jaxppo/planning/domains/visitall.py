@@ -46,7 +46,6 @@ def _draw_ways(n_cells: int, openness: float, rng: random.Random) -> list[tuple[
 
 VISITALL = PlanningDomain(
     name="visitall",
-    counts="cells",
     sizes=range(4, 31),
     train_sizes=range(4, 17),
     larger_sizes=range(17, 27),

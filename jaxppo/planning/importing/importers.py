@@ -8,16 +8,15 @@ from jaxppo.errors import ConfigError, DataError, PddlError
 from jaxppo.planning.datasets.config import ImportConfig
 from jaxppo.planning.datasets.files import PAPER_COLUMNS, first_row, read_mappings, split_files
 from jaxppo.planning.datasets.folder import Rejected, write_dataset
-from jaxppo.planning.datasets.renamed_rows import pools_of, renamed_rows
+from jaxppo.planning.datasets.renamed_rows import pools_of, problems_by_domain, renamed_rows
 from jaxppo.planning.datasets.rows import Row, make_row
 from jaxppo.planning.datasets.runs import (
     NO_PLANNER,
-    PLANS_FILE,
-    check_planners,
+    check_val,
     claim_folder,
-    is_finished,
     settings_of,
     show_report,
+    solve_tasks,
 )
 from jaxppo.planning.datasets.terminal import Terminal
 from jaxppo.planning.importing.planbench import is_planbench, read_planbench
@@ -31,9 +30,7 @@ from jaxppo.planning.importing.source_problems import (
     read_pddl,
 )
 from jaxppo.planning.importing.splits import KEEP, assign_splits
-from jaxppo.planning.language.parse import Problem, parse_domain, parse_problem
-from jaxppo.planning.language.plans import format_action
-from jaxppo.planning.solve.planners import PlanTask, find_plans
+from jaxppo.planning.solve.planners import PlanTask, planner_version
 
 # What each kind of source is read with: the source, and
 # the folder with its PDDL files where it has none itself.
@@ -65,10 +62,8 @@ def import_problems(config: ImportConfig, terminal: Terminal) -> dict[str, Any]:
     folder = Path(config.output_dir)
     kind = _kind_of(source) if config.kind == "auto" else config.kind
     _check_settings(config, source, kind)
-    if is_finished(folder, config):
-        terminal.result(f"finished: {folder} holds this data set; nothing was changed")
+    if not claim_folder(folder, config, terminal):
         return {}
-    claim_folder(folder, config)
     rows, rejected, figures = _import(config, source, kind, terminal)
     terminal.print("checking and writing")
     # Rows of ours may be obfuscated: their words go along, so that leaks are found under them.
@@ -165,9 +160,12 @@ def _check_settings(config: ImportConfig, source: Path, kind: str) -> None:
         raise ConfigError(
             f"output_dir: expected a folder outside the source {source}, got {config.output_dir}"
         )
-    if config.planners.planner == NO_PLANNER and config.replace_invalid_plans:
+    if config.planners.planner != NO_PLANNER:
+        # Asking for its version raises the error of an unknown or missing planner.
+        planner_version(config.planners.planner)
+    elif config.replace_invalid_plans:
         raise ConfigError("replace_invalid_plans: expected False with planner none, got True")
-    check_planners(config.planners, config.use_val)
+    check_val(config.use_val)
 
 
 # ------------------------------------------------------------------------------------------------------------ problems
@@ -227,18 +225,12 @@ def _solve(
     unsolved = [problem for problem in problems if not problem.plans]
     if not unsolved:
         return list(problems)
+    tasks = [
+        PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl) for problem in unsolved
+    ]
     with terminal.progress(len(unsolved), "plan") as progress:
         results = []
-        for result in find_plans(
-            [
-                PlanTask(problem.id, problem.domain_pddl, problem.problem_pddl)
-                for problem in unsolved
-            ],
-            planner=config.planners.planner,
-            timeout_s=config.planners.planner_timeout_s,
-            workers=config.planners.workers,
-            cache=Path(config.output_dir, PLANS_FILE),
-        ):
+        for result in solve_tasks(tasks, config):
             results.append(result)
             progress.update(len(results))
     next_result = iter(results)  # in the order of the unsolved problems
@@ -275,22 +267,17 @@ def _rows(
 
 
 def _row(problem: SourceProblem, split: str, config: ImportConfig) -> Row:
-    row = make_row(
+    return make_row(
         id=problem.id,
         domain=problem.domain,
         split=split,
         domain_pddl=problem.domain_pddl,
         problem_pddl=problem.problem_pddl,
-        plan=problem.plans[0],
+        plans=problem.plans,
         prompt_style=config.prompt_style,
         planner=problem.planner,
         **problem.columns,
     )
-    # The first plan is the completion; a row with several lists
-    # them all, so that any of them counts as the reference.
-    if len(problem.plans) > 1:
-        row["reference_plan"] = [list(map(format_action, plan)) for plan in problem.plans]
-    return row
 
 
 def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -> list[Row]:
@@ -301,11 +288,7 @@ def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -
     """
     # The new names are those of all problems of a domain in
     # these rows, so that no copy has a word that no prompt has.
-    problems: dict[str, list[Problem]] = {}
-    for row in rows:
-        problem = parse_problem(row["problem_pddl"], parse_domain(row["domain_pddl"]))
-        problems.setdefault(row["domain"], []).append(problem)
-    pools = {domain: pools_of(domain_problems) for domain, domain_problems in problems.items()}
+    pools = {domain: pools_of(problems) for domain, problems in problems_by_domain(rows).items()}
     prompts = {row["prompt"] for row in rows}
     ids = {row["id"] for row in rows}
     rows_and_copies: list[Row] = []

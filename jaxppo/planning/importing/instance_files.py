@@ -13,7 +13,6 @@ from jaxppo.planning.datasets.files import read_text
 from jaxppo.planning.datasets.folder import Rejected
 from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder, last_number
 from jaxppo.planning.importing.planbench_sentences import Sentences
-from jaxppo.planning.importing.source_files import ErrorCache
 from jaxppo.planning.importing.source_problems import (
     FROM_SOURCE,
     Reading,
@@ -101,7 +100,7 @@ class Instances:
 
     def __init__(self, pddl_dir: Path):
         self.folder = PddlFolder(pddl_dir)
-        self._files_by_entry: ErrorCache[tuple[str, str, str], _InstanceFiles] = ErrorCache()
+        self._files_by_entry: dict[tuple[str, str, str], _InstanceFiles] = {}
 
     def files_of(self, entry: Entry) -> _InstanceFiles:
         """Find the files of an instance; of several with its name, those for which its plan is valid.
@@ -111,9 +110,9 @@ class Instances:
         """
         # The plan is part of the key, as it decides between files of one name.
         key = (entry.domain, entry.instance, entry.plan_text)
-        return self._files_by_entry.get_or_compute(
-            key, lambda: self._choose(entry, self._candidates(entry))
-        )
+        if key not in self._files_by_entry:
+            self._files_by_entry[key] = self._choose(entry, self._candidates(entry))
+        return self._files_by_entry[key]
 
     def problem_of(self, entry: Entry, files: _InstanceFiles) -> SourceProblem:
         """Make the problem of an instance, without its plan."""

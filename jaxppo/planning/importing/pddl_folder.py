@@ -3,13 +3,13 @@
 import contextlib
 import re
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import read_text
-from jaxppo.planning.importing.source_files import ErrorCache, natural_key
+from jaxppo.planning.importing.source_files import natural_key
 
 # Possessive quantifiers, here and below: a hostile file
 # must not make the match take longer than linear time.
@@ -59,7 +59,7 @@ class PddlFolder:
 
     def __init__(self, root: Path):
         self.root = root
-        self._definitions: ErrorCache[Path, Definition] = ErrorCache()
+        self._read_once = cache(_read_definition)
         self._by_kind: dict[Path, dict[str, list[Definition]]] = {}
         self._by_prefix: dict[Path, dict[str, list[Path]]] = {}
 
@@ -83,7 +83,7 @@ class PddlFolder:
         Raises:
             DataError: it is no text, or defines neither a domain nor a problem.
         """
-        return self._definitions.get_or_compute(path, partial(_read_definition, path))
+        return self._read_once(path)
 
     def domain_of(self, problem: Definition) -> Definition:
         """Find the domain of a problem: the nearest one with the name that the problem states, else the nearest one.

@@ -1,17 +1,13 @@
-"""The files of a source in the order that a person expects, and what is remembered of each."""
+"""The files of a source in the order that a person expects, and their rows."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
 
 from jaxppo.config.reading import parse_json
-from jaxppo.errors import DataError, PddlError
+from jaxppo.errors import DataError
 from jaxppo.planning.datasets.files import rows_of_file
 from jaxppo.planning.datasets.rows import Row
-
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 
 
 def natural_key(text: str) -> list[tuple[int, str]]:
@@ -33,29 +29,6 @@ def list_files(source: Path, pattern: str) -> list[Path]:
 def file_label(path: Path, source: Path) -> str:
     """Name a file in messages: by its path in the source, or by its name where it is the source itself."""
     return path.name if path == source else path.relative_to(source).as_posix()
-
-
-class ErrorCache(Generic[Key, Value]):
-    """Results by key, and the errors of those that have none: neither is computed twice."""
-
-    def __init__(self):
-        self._values: dict[Key, Value] = {}
-        self._errors: dict[Key, str] = {}
-
-    def get_or_compute(self, key: Key, compute: Callable[[], Value]) -> Value:
-        """Return the value of a key.
-
-        Raises:
-            DataError: it cannot be computed, now or at an earlier call.
-        """
-        if key not in self._values and key not in self._errors:
-            try:
-                self._values[key] = compute()
-            except (DataError, PddlError) as error:
-                self._errors[key] = str(error)
-        if key in self._errors:
-            raise DataError(self._errors[key])
-        return self._values[key]
 
 
 def located_rows(path: Path, label: str) -> Iterator[tuple[str, Row | DataError]]:

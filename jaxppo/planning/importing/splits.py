@@ -52,50 +52,30 @@ def assign_splits(
     # All problems are measured before the first is
     # placed: what counts as larger depends on all others.
     most_objects = _most_objects_by_domain(measured, config)
-    register = _Register()
+    splits: dict[str, list[SourceProblem]] = {}
+    id_in_split: dict[tuple[str, str, str], str] = {}
+    first_of_form: dict[str, tuple[str, str]] = {}
     rejected: list[Rejected] = []
     for measurement in measured:
-        problem = measurement.problem
+        problem, form, n_objects = measurement
         limit = most_objects.get(problem.domain, config.max_train_objects)
-        is_larger = limit is not None and measurement.n_objects > limit
+        is_larger = limit is not None and n_objects > limit
         split, reason = _split_of(measurement, config, is_larger)
-        reason = reason or register.objection(measurement, split, config.split == KEEP)
-        if reason is None:
-            register.add(measurement, split)
-        else:
-            rejected.append(problem._replace(split=split).rejected(reason))
-    return register.splits, rejected
-
-
-class _Register:
-    """What the splits hold so far, and the first id of every problem."""
-
-    def __init__(self):
-        self.splits: dict[str, list[SourceProblem]] = {}
-        self._id_in_split: dict[tuple[str, str, str], str] = {}
-        self._first_of_form: dict[str, tuple[str, str]] = {}
-
-    def objection(self, measurement: _MeasuredProblem, split: str, may_repeat: bool) -> str | None:
-        """Say why the problem may not enter the split; None where it may."""
-        twin = self._id_in_split.get(self._key(measurement, split))
-        if twin is not None and not may_repeat:
-            return f"duplicate of {twin}"
         # In a split the text of the domain counts, too; across
         # splits the form alone: train and test share none.
-        first_split, first_id = self._first_of_form.get(measurement.form, (split, ""))
-        return (
-            None if first_split == split else f"duplicate of {first_id}, which is in {first_split}"
-        )
-
-    def add(self, measurement: _MeasuredProblem, split: str) -> None:
-        """Put the problem into the split."""
-        problem = measurement.problem
-        self.splits.setdefault(split, []).append(problem)
-        self._id_in_split[self._key(measurement, split)] = problem.id
-        self._first_of_form.setdefault(measurement.form, (split, problem.id))
-
-    def _key(self, measurement: _MeasuredProblem, split: str) -> tuple[str, str, str]:
-        return split, _plain_domain(measurement.problem.domain_pddl), measurement.form
+        key = (split, _plain_domain(problem.domain_pddl), form)
+        first_split, first_id = first_of_form.get(form, (split, problem.id))
+        if reason is None and key in id_in_split and config.split != KEEP:
+            reason = f"duplicate of {id_in_split[key]}"
+        if reason is None and first_split != split:
+            reason = f"duplicate of {first_id}, which is in {first_split}"
+        if reason is not None:
+            rejected.append(problem._replace(split=split).rejected(reason))
+            continue
+        splits.setdefault(split, []).append(problem)
+        id_in_split[key] = problem.id
+        first_of_form.setdefault(form, (split, problem.id))
+    return splits, rejected
 
 
 @lru_cache(maxsize=256)

@@ -22,6 +22,7 @@ __all__ = [
     "PUNCTUATION",
     "SPECIAL_WORDS",
     "PromptStyle",
+    "find_style",
     "parse_completion",
     "prompt_after",
     "render_completion",
@@ -47,7 +48,7 @@ def render_prompt(domain_pddl: str, problem_pddl: str, style: str = "atoms") -> 
     Raises:
         PddlError: a text cannot be read; `UnsupportedPddlError` where the style cannot write it.
     """
-    return _style(style).render_prompt(domain_pddl, problem_pddl)
+    return find_style(style).render_prompt(domain_pddl, problem_pddl)
 
 
 def render_completion(
@@ -63,7 +64,7 @@ def render_completion(
     Raises:
         DataError: style `nl`, and the domain has no such action.
     """
-    return _style(style).render_completion(actions, domain_pddl)
+    return find_style(style).render_completion(actions, domain_pddl)
 
 
 def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> ParsedPlan:
@@ -79,7 +80,7 @@ def parse_completion(text: str, style: str = "atoms", domain_pddl: str = "") -> 
     """
     # Marks are the same for all styles, so a style reads plans alone.
     start, end = plan_span(text)
-    plan = _style(style).parse_completion(text[start:end], domain_pddl)
+    plan = find_style(style).parse_completion(text[start:end], domain_pddl)
     if start == 0:
         return plan
     # Places of the whole text, not of the part that was read.
@@ -120,10 +121,11 @@ def vocabulary(
     Returns:
         The words, sorted, each once. Numbers are not among them: see `words_of` for the words of given texts.
     """
-    return sorted(_style(style).vocabulary(domain_pddls, names))
+    return sorted(find_style(style).vocabulary(domain_pddls, names))
 
 
-def _style(name: str) -> PromptStyle:
+def find_style(name: str) -> PromptStyle:
+    """Return a style of `PROMPT_STYLES`; a `ConfigError` names them where it is none."""
     if name not in PROMPT_STYLES:
         raise ConfigError(f"prompt_style: expected one of {', '.join(PROMPT_STYLES)}, got '{name}'")
     return PROMPT_STYLES[name]

@@ -15,7 +15,7 @@ from jaxppo.config.sources import parse_cli, replace
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import __main__ as planning_command
 from jaxppo.planning import canonical_form, execute, parse_action
-from jaxppo.planning.datasets import build, candidates, runs
+from jaxppo.planning.datasets import candidates, runs
 from jaxppo.planning.datasets.build import build_dataset
 from jaxppo.planning.datasets.config import BuildConfig
 from jaxppo.planning.datasets.files import read_split
@@ -136,7 +136,7 @@ def test_the_terminal_shows_progress_and_the_result_and_the_settings_are_kept(bu
 
 
 def test_a_stopped_build_goes_on_to_the_same_bytes_however_the_work_is_cut(built, tmp_path, monkeypatch, capsys):
-    folder, real = tmp_path / "data", build.find_plans
+    folder, real = tmp_path / "data", runs.find_plans
     flags = ["build", "--config", str(built[0] / "config.yaml"), "--output_dir", str(folder)]
 
     def stopped(tasks, **settings):
@@ -145,14 +145,14 @@ def test_a_stopped_build_goes_on_to_the_same_bytes_however_the_work_is_cut(built
                 raise KeyboardInterrupt
             yield result
 
-    monkeypatch.setattr(build, "find_plans", stopped)
+    monkeypatch.setattr(runs, "find_plans", stopped)
     with pytest.raises(SystemExit, match="130"):
         planning_command.run([*flags, "--workers", "1"])
     assert "again" in capsys.readouterr().err
     assert {path.name for path in folder.iterdir()} == {"config.yaml", CACHE}
     solved = (folder / CACHE).read_bytes()
 
-    monkeypatch.setattr(build, "find_plans", real)
+    monkeypatch.setattr(runs, "find_plans", real)
     monkeypatch.setattr(candidates, "_CHUNK", range(3, 6))
     planning_command.run([*flags, "--workers", "2"])
     assert str(folder) in capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_a_split_that_cannot_be_filled_is_reported_and_the_rest_written(tmp_path
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on_or_gives_up(tmp_path, monkeypatch, share):
     monkeypatch.setattr(candidates, "_MAX_PLANS", 20)
-    real = build.find_plans
+    real = runs.find_plans
 
     def failing(tasks, **settings):
         results = real(tasks, **settings) if share < 1.0 else tasks
@@ -249,7 +249,7 @@ def test_problems_that_no_planner_solves_are_listed_and_the_build_goes_on_or_giv
             failed = random.Random(task.id).random() < share
             yield PlanResult(task.id, None, "p 1", 0.1, False, "timeout") if failed else result
 
-    monkeypatch.setattr(build, "find_plans", failing)
+    monkeypatch.setattr(runs, "find_plans", failing)
     if share == 1.0:
         with pytest.raises(DataError):
             make(tmp_path, **ALONE)

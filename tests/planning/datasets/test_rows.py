@@ -73,7 +73,7 @@ def test_a_partition_that_holds_too_few_is_an_error(monkeypatch):
     [
         ("split", {"split": "tset"}),
         ("prompt_style", {"prompt_style": "haiku"}),
-        ("n_blocks", {"sizes": {1: 1}}),
+        ("sizes", {"sizes": {1: 1}}),
     ],
 )
 def test_build_split_refuses_unknown_choices(name, changes):

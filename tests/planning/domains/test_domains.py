@@ -59,7 +59,7 @@ def test_names_are_single_words_that_nothing_else_has_and_sizes_have_a_range(dom
     assert {*module.train_sizes, *module.larger_sizes} <= {*module.sizes}
     assert module.train_sizes[0] <= module.train_sizes[-1] + 1 == module.larger_sizes[0] <= module.larger_sizes[-1]
     for size in (-1, module.sizes[0] - 1, module.sizes[-1] + 1):
-        with pytest.raises(ConfigError, match=f"n_{module.counts}"):
+        with pytest.raises(ConfigError, match=f"sizes: .*{module.name}"):
             draw(domain, size, 0)
 
 
