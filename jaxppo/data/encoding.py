@@ -189,7 +189,7 @@ def encode_rows(
         template = without_template(tokenizer)
     with paused_collection():
         with activity.show(f"writing {len(rows)} prompts and completions"):
-            texts = [template.row_texts(row) for row in rows]
+            texts = template.texts_of_rows(rows)
         if assistant_only:
             encoded = _encode_chats(tokenizer, rows, texts, template, max_length)
             return [_with_end(row, template.end_id) for row in encoded]

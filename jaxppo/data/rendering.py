@@ -8,33 +8,49 @@ from jaxppo.data.chats import Message
 from jaxppo.errors import ConfigError
 
 
+def render_chats(
+    tokenizer: Any,
+    chats: Sequence[Sequence[Message]],
+    arguments: Mapping[str, Any],
+    labels: Sequence[str],
+) -> list[str]:
+    """Render chats; where the user has the last turn, the assistant's is opened.
+
+    Args:
+        tokenizer: with a chat template.
+        chats: turns; the last one is the assistant's in all of them, or in none.
+        arguments: of the template.
+        labels: name each chat in errors, such as ` of row 3`.
+
+    Raises:
+        ConfigError: the template refuses a chat.
+    """
+    is_open = chats[0][-1]["role"] != "assistant"
+    options = {**arguments, "tokenize": False, "add_generation_prompt": is_open}
+    try:
+        return tokenizer.apply_chat_template([list(turns) for turns in chats], **options)
+    except Exception as error:  # whatever a template raises
+        if len(chats) > 1:
+            # One by one, so that the error names the first chat that is refused.
+            return [
+                render(tokenizer, turns, arguments, label)
+                for turns, label in zip(chats, labels, strict=True)
+            ]
+        roles = ", ".join(turn["role"] for turn in chats[0])
+        raise ConfigError(
+            f"use_chat_template: expected a chat template for the turns {roles}{labels[0]}, got "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def render(
     tokenizer: Any,
     turns: Sequence[Message],
     arguments: Mapping[str, Any],
     label: str = "",
 ) -> str:
-    """Render a chat; unless the assistant has the last turn, its next one is opened.
-
-    Args:
-        tokenizer: with a chat template.
-        turns: of the chat.
-        arguments: of the template.
-        label: names the chat in errors, such as ` of row 3`.
-
-    Raises:
-        ConfigError: the template refuses the chat.
-    """
-    is_open = turns[-1]["role"] != "assistant"
-    options = {**arguments, "tokenize": False, "add_generation_prompt": is_open}
-    try:
-        return tokenizer.apply_chat_template(list(turns), **options)
-    except Exception as error:  # whatever a template raises
-        roles = ", ".join(turn["role"] for turn in turns)
-        raise ConfigError(
-            f"use_chat_template: expected a chat template for the turns {roles}{label}, got "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    """Render one chat, as `render_chats` does."""
+    return render_chats(tokenizer, [turns], arguments, [label])[0]
 
 
 def check_complete(

@@ -29,6 +29,7 @@ class TemplateLayout(NamedTuple):
         tail: what is written after a completion.
         before_end: the part of it before the token that ends the completion: blanks, if anything.
         opening: what is written between a turn of the user and the completion.
+        appends_completions: whether a whole chat is the prompt, the completion and the tail, with nothing in between.
         writes_bos: whether a chat begins with the beginning of sequence.
     """
 
@@ -36,6 +37,7 @@ class TemplateLayout(NamedTuple):
     tail: str = ""
     before_end: str = ""
     opening: str = ""
+    appends_completions: bool = True
     writes_bos: bool = False
 
 
@@ -82,6 +84,7 @@ def find_layout(
         tail=tail,
         before_end=before_end,
         opening=prompt.rpartition(_PROMPT)[2],
+        appends_completions=chat == prompt + _COMPLETION + tail,
         writes_bos=bool(bos) and prompt.startswith(bos),
     )
 

@@ -4,7 +4,7 @@ import pytest
 
 from jaxppo import data
 from jaxppo.config import DataConfig
-from jaxppo.data import make_chat_template
+from jaxppo.data import ChatTemplate, make_chat_template
 from jaxppo.data.encoding import encode_completions
 from jaxppo.errors import ConfigError, DataError
 from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
@@ -35,21 +35,32 @@ def test_completions_end_with_the_first_special_token_after_the_assistants_turn(
     assert (template.end_id == tokenizer.eos_token_id) == (eos == "<|end|>")
 
 
-def test_a_completion_is_what_the_template_writes_after_the_prompt_of_its_own_row():
-    unopened = {"id": "u", "prompt": "unstack", "completion": "b"}
+def test_texts_of_rows_are_those_of_each_row_from_about_one_rendering(monkeypatch):
+    template = make_chat_template(chat_tokenizer(), DataConfig(system_prompt="be brief"))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "on"}]
+    rows = [{"id": i, "prompt": "on " * (i % 5), "completion": "b " * (i % 4)} for i in range(200)]
+    rows[60] |= {"messages": [turns[0], {"role": "assistant", "content": "<think>b</think> a"}, turns[2]]}
+    rows[70] |= {"completion": "", "completion_turn": {"role": "assistant", "content": "b", "tool_calls": []}}
+    rows[80] |= {"prompt": template.prompt_text(ROWS[0])}  # carries the template already
+    rows[90] |= {"messages": turns[:1], "tools": [{"parameters": {}}]}
+    expected, rendered = [template.row_texts(row) for row in rows], []
+    render = ChatTemplate._render_all
+    monkeypatch.setattr(ChatTemplate, "_render_all", lambda self, chats: rendered.extend(chats) or render(self, chats))
+    assert template.texts_of_rows(rows) == expected and len(rendered) < 300
     # Where the turn of the assistant is not opened in all prompts, it belongs to the completions of the others.
     some = TEMPLATE.replace(
         "if add_generation_prompt", "if add_generation_prompt and 'unstack' not in messages[-1].content"
     )
-    some = make_chat_template(chat_tokenizer(some))
-    assert [some.row_texts(row).completion for row in (ROWS[1], unopened)] == [" <|end|>", "<|assistant|>\nb <|end|>"]
+    some, unopened = make_chat_template(chat_tokenizer(some)), {"id": "u", "prompt": "unstack", "completion": "b"}
+    assert some.texts_of_rows([*rows[:3], unopened])[-1].completion == "<|assistant|>\nb <|end|>"
     refusing = "{% if messages[0].content == 'unstack' %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
     with pytest.raises(ConfigError, match=r"use_chat_template.* of row u\b"):
-        make_chat_template(chat_tokenizer(refusing)).row_texts(unopened)
+        make_chat_template(chat_tokenizer(refusing)).texts_of_rows([*rows[:3], unopened])
+    # A prompt that is written in another way where its completion follows is noticed among the first rows.
     mark = "{{ '!' if 'unstack' in message['content'] and messages[-1].role == 'assistant' }}"
     odd = make_chat_template(chat_tokenizer(TEMPLATE.replace(" <|end|>", mark + " <|end|>")))
     with pytest.raises(ConfigError, match="use_chat_template"):
-        odd.row_texts(unopened)
+        odd.texts_of_rows([*rows[:3], unopened])
 
 
 def test_thinking_that_the_prompt_opens_is_learned_where_the_answer_has_it():
