@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm, Level, LossType
 from jaxppo.config.checks import (
@@ -14,18 +14,12 @@ from jaxppo.config.checks import (
     require_positive,
 )
 
-# The names of the table, which a type checker cannot read.
-if TYPE_CHECKING:
-    AlgorithmName = str
-else:
-    AlgorithmName = Literal[*ALGORITHMS]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RLConfig:
     """The algorithm and its coefficients; names as in TRL, defaults as in its PPO."""
 
-    algorithm: AlgorithmName = "ppo"
+    algorithm: str = "ppo"
     """ppo: value model, GAE, ratio per token. rloo: several completions per prompt, each against the mean of the
     others, ratio per completion, no value model. grpo: each against the mean of its group over its deviation, ratio
     per token, KL in the loss."""
