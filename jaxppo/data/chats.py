@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxppo.config.reading import parse_json
-from jaxppo.data.forms import Row, convert_row, convert_turn, warn_once
+from jaxppo.data.forms import Row, convert_row, convert_turn, warn_of_unread_system, warn_once
 from jaxppo.errors import DataError
 
 Message = dict[str, Any]
@@ -65,6 +65,7 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     if prompt_column in ("prompt", "messages"):
         row = convert_row(row, location)
     else:
+        warn_of_unread_system(row)
         # The user has named the prompt, so a chat beside it is not what the model gets.
         row = {name: value for name, value in row.items() if name != "messages"}
     column = "messages" if is_chat(row) else prompt_column

@@ -194,7 +194,7 @@ CHAT = {"id": "r", "prompt": "b", "messages": [FIRST, ANSWER, SECOND], "completi
     ("validator", "turns", "named"),
     [
         ("builtin", 2, r"'id'.* among messages, animal; rows that are not planning problems need --reward_funcs"),
-        (None, 1, r"'completion'.* among messages, animal; .*assistant's turn"),
+        (None, 1, r"'completion'.* among messages, animal; .*assistant's turn: rename"),
     ],
 )
 def test_a_missing_column_is_named_with_those_of_the_file(validator, turns, named, tmp_path):
@@ -256,6 +256,23 @@ def test_the_assistants_last_turn_is_the_completion_in_another_column_which_is_s
     config = split_of(tmp_path, {"chat": [FIRST, ANSWER]}, {"chat": [FIRST, ANSWER]}, prompt_column="chat")
     assert [row["completion"] for row in data.load_split(config, "train", None)] == ["stack b a"] * 2
     assert ["chat ends" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "is_warned"),
+    [
+        ({"prompt": "b", "system": "be brief"}, {}, True),
+        ({"messages": [SECOND], "system": "be brief"}, {}, True),
+        ({"question": "b", "system": "be brief"}, {"prompt_column": "question"}, True),
+        ({"prompt": "b", "system": None}, {}, False),
+        ({"messages": [SYSTEM, SECOND], "system": "be brief"}, {}, False),
+        ({"conversations": [SECOND], "system": "be brief"}, {}, False),
+    ],
+)
+def test_a_column_system_that_is_not_read_is_warned_of_once(row, options, is_warned, tmp_path, caplog):
+    forms.warn_once.cache_clear()
+    data.load_split(split_of(tmp_path, row, row, **options), "train", None)
+    assert sum("column system" in record.getMessage() for record in caplog.records) == is_warned
 
 
 TOOLS_TEMPLATE = (
