@@ -397,6 +397,24 @@ def _init_trunk(config: ModelConfig, key: Array) -> Params:
     return nnx.to_pure_dict(nnx.split(FAMILIES[config.model_type].trunk(config, Keys(key)))[1])
 
 
+def made_for(config: ModelConfig, model_max_length: int | None = None) -> tuple[int, str]:
+    """Return the most tokens that a model was made for, and the setting of model or tokenizer that says it.
+
+    Args:
+        config: of the model.
+        model_max_length: what the tokenizer says of the model.
+    """
+    limits = {"max_position_embeddings": config.max_position_embeddings}
+    # Less where rotary embeddings would change with a longer text.
+    if config.max_length is not None:
+        limits["positions"] = config.max_length
+    if model_max_length is not None:
+        limits["model_max_length"] = model_max_length
+    # The lowest: tokenizers and models are sometimes published with different ones.
+    name = min(limits, key=lambda key: limits[key])
+    return limits[name], name
+
+
 def check_length(
     config: ModelConfig, tokens: int, rows_name: str, model_max_length: int | None = None
 ) -> None:
@@ -415,17 +433,13 @@ def check_length(
         limit = f"at most {config.max_length} tokens (positions of this {config.model_type} model)"
         raise ModelError(f"{rows_name}: expected {limit}, got {tokens}")
     # Rotary embeddings compute any position; beyond these the model was not trained.
-    limits = {"max_position_embeddings": config.max_position_embeddings}
-    if model_max_length is not None:
-        limits["model_max_length"] = model_max_length
-    # The lower of the two: tokenizers and models are sometimes published with different ones.
-    name = min(limits, key=lambda key: limits[key])
-    limit = limits[name]
+    limit, name = made_for(config, model_max_length)
     # Once for a model: training, value model and evaluation all ask.
     if tokens > limit and limit not in _warned_limits:
         _warned_limits.add(limit)
-        made_for = f"this {config.model_type} model was made for {limit} ({name})"
-        _LOG.warning(f"{rows_name}: {tokens} tokens, and {made_for}")
+        _LOG.warning(
+            f"{rows_name}: {tokens} tokens, and this {config.model_type} model was made for {limit} ({name})"
+        )
 
 
 _warned_limits: set[int] = set()

@@ -263,7 +263,7 @@ def eval_metrics(results: dict[str, dict[str, Any]]) -> dict[str, float]:
 def load_pairs(
     config: RewardModelConfig, template: ChatTemplate, max_length: int, console: Console
 ) -> dict[str, Pairs]:
-    """Load the pairs of the learner and evaluation splits; warn of how many were too long.
+    """Load the pairs of the learner and evaluation splits; warn of how many were too long, or have equal texts.
 
     Raises:
         DataError: as for `load_rows` and `encode_pairs`.
@@ -280,6 +280,12 @@ def load_pairs(
             console.warn(
                 f"{place}: {num_too_long} of {count} pairs are longer than {max_length} tokens and left out; a larger "
                 "max_length, within the model's own, keeps them"
+            )
+        num_equal = splits[split].num_equal
+        if num_equal:
+            console.warn(
+                f"{place}: {num_equal} of {len(splits[split].pairs)} pairs have the same text as chosen and rejected, "
+                "which says nothing of what is preferred; they count as wrong in the accuracy"
             )
     return splits
 

@@ -154,7 +154,7 @@ def _training_rows(
         num_left_out = len(rows) - len(fitting)
         data.report_left_out(console.print, config.data, {config.data.train_split: num_left_out})
         if not config.augmented:
-            return _fixed_rows(config, fitting, template, console)
+            return _fixed_rows(config, fitting, model, template, console)
         numbered = config.data.numbers_objects
         batches = data.renamed_in_every_epoch(
             fitting, config.batch_size, config.run.seed, config.augmented, numbered=numbered
@@ -240,10 +240,12 @@ def _unreadable_splits(config: SFTConfig, splits: Sequence[str]) -> dict[str, st
 def _fixed_rows(
     config: SFTConfig,
     rows: list[data.Row],
+    model: ModelConfig,
     template: data.ChatTemplate,
     console: Console,
 ) -> tuple[data.SupervisedData, str]:
-    max_prompt_length, limit = data.limits_of(config)
+    made_for, name = models.made_for(model, template.tokenizer.model_max_length)
+    max_prompt_length, limit = data.limits_of(config, made_for)
     supervised = data.SupervisedData(
         rows,
         template.tokenizer,
@@ -255,8 +257,14 @@ def _fixed_rows(
         assistant_only=config.assistant_only_loss,
     )
     if supervised.overlong:
+        limit_text = f"max_length {limit.max_length} tokens"
+        if config.max_length is None:
+            limit_text = (
+                f"the {made_for} tokens that this {model.model_type} model was made for ({name}; --max_length says "
+                "otherwise)"
+            )
         console.warn(
-            f"{supervised.overlong} of {len(rows)} rows are longer than max_length {config.max_length} tokens: "
+            f"{supervised.overlong} of {len(rows)} rows are longer than {limit_text}: "
             f"{supervised.overlong - supervised.left_out} cut, {supervised.left_out} left out"
         )
     return supervised, str(len(supervised))

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import pytest
 from jaxppo import hf
 from jaxppo.config import ExportConfig, RewardModelConfig
 from jaxppo.config.sources import parse_cli, replace
+from jaxppo.data import make_chat_template
 from jaxppo.data.preferences import PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import ConfigError, DataError, ModelError
 from jaxppo.export import export
@@ -24,7 +26,7 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.reward_functions.reward_model import load_reward_adapter, load_reward_model
-from jaxppo.reward_model import RewardModelLearner, preference_loss, start_model, train_reward_model
+from jaxppo.reward_model import RewardModelLearner, load_pairs, preference_loss, start_model, train_reward_model
 from jaxppo.rl import update
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
@@ -309,6 +311,16 @@ def small_run(folder, dataset, base_folder, *args):
 def whole(small_preferences, base_folder, tmp_path_factory):
     """A short run, uninterrupted."""
     return train_reward_model(small_run(tmp_path_factory.mktemp("runs") / "x", small_preferences, base_folder))
+
+
+def test_pairs_of_equal_texts_are_counted_in_one_line(tmp_path):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": rejected} for rejected in ("b", "a", "b")]
+    config = RewardModelConfig(dataset=write_rows(tmp_path, train=rows), eval_splits=("train",))
+    lines = []
+    console = SimpleNamespace(warn=lines.append)
+    load_pairs(config, make_chat_template(word_tokenizer(["<pad>", "<eos>", "a", "b"])), 64, console)
+    (line,) = lines
+    assert "split train: 2 of 3 pairs have the same text" in line
 
 
 @pytest.mark.full

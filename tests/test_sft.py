@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -300,6 +301,42 @@ def test_a_default_split_that_cannot_be_read_is_left_out_and_a_named_one_is_refu
     assert config.data.eval_splits == () and "eval_splits: test left out: " in line
     with pytest.raises(DataError, match="test"):
         sft.sft(replace(chat_config(chats, tmp_path / "run"), dataset=dataset, reward_funcs=("plan",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "length", "said"),
+    [
+        (
+            {},
+            16,
+            "2 of 6 rows are longer than the 16 tokens that this gpt2 model was made for (max_position_embeddings",
+        ),
+        ({"model_max_length": 12}, 12, "the 12 tokens that this gpt2 model was made for (model_max_length"),
+        ({"max_length": 14}, 14, "2 of 6 rows are longer than max_length 14 tokens: 1 cut, 1 left out"),
+        # Without one that is too long nothing is cut, and nothing is said.
+        ({"rows": 4}, 5, None),
+    ],
+)
+def test_rows_longer_than_the_model_was_made_for_are_cut_unless_max_length_says_otherwise(changes, length, said):
+    tokenizer = chat_tokenizer(template=None)
+    tokenizer.model_max_length = changes.get("model_max_length", 10**30)
+    rows = [{"id": i, "prompt": "on b", "completion": "stack"} for i in range(4)]
+    rows += [
+        {"id": 4, "prompt": "on b", "completion": "stack a " * 9},
+        {"id": 5, "prompt": "on " * 20, "completion": "a"},
+    ]
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = replace(SFTConfig(), max_length=changes.get("max_length"))
+    lines = []
+    supervised, _ = sft._fixed_rows(
+        config,
+        rows[: changes.get("rows")],
+        GPT2Config(vocab_size=24, **sizes, max_position_embeddings=16),
+        data.make_chat_template(tokenizer),
+        SimpleNamespace(warn=lines.append),
+    )
+    assert supervised.longest == length
+    assert len(lines) == (said is not None) and all(said in line for line in lines)
 
 
 def test_held_out_rows_that_cannot_be_measured_do_not_end_a_run(chats, tmp_path, capsys):

@@ -109,7 +109,7 @@ class SFTConfig:
     `{% generation %}` blocks, else each turn with the token that ends it."""
     max_length: int | None = None
     """Most tokens of a row that is learned, prompt and completion together, in place of max_prompt_length. Default:
-    what the model has positions for, beyond which rows are an error."""
+    what the model was made for (max_position_embeddings, or the tokenizer's model_max_length where that is less)."""
     overlong: Literal["cut", "drop", "error"] = python_only("cut")
     """With max_length, what becomes of longer rows: they are cut and keep their beginning, left out, or refused. Those
     of which nothing is left to be learned are left out."""

@@ -92,7 +92,7 @@ class ChatTemplate(NamedTuple):
             prompt = row["prompt"]
             return bos + prompt.removeprefix(bos) if self.layout.writes_bos else prompt
         if self.is_used:
-            return self._render(self._turns(row), row)
+            return self._render(self._turns(row), row, is_prompt=True)
         # Without a template, examples and prompt become one text, which has no turns.
         *examples, last = rows = self._with_examples(row)
         chats = [chat for chat in rows if is_chat(chat)]
@@ -119,7 +119,7 @@ class ChatTemplate(NamedTuple):
         # blanks, or write an empty thinking part before it. This is right only where the chat
         # begins with the very prompt that a sampler gets.
         tail = self.layout.tail
-        chat = self._render([*self._turns(row), _answer(row)], row)
+        chat = self._render(_answered(self._turns(row), row), row)
         if not chat.startswith(prompt) or not chat.endswith(tail):
             raise ConfigError(
                 "use_chat_template: expected False, or for supervised rows a chat template that writes a prompt the "
@@ -191,7 +191,8 @@ class ChatTemplate(NamedTuple):
             # Templates leave out thoughts of earlier turns.
             if turn.keys() != {"role", "content"} or "<think>" in turn["content"]:
                 return []
-        return [*turns, _answer(row)]
+        # What is written before a completion that goes on in a turn is not the opening of a turn.
+        return [] if turns[-1]["role"] == "assistant" else _answered(turns, row)
 
     def _with_end(self, completion: str) -> str:
         return completion + self.layout.before_end + self.end_text
@@ -211,7 +212,7 @@ class ChatTemplate(NamedTuple):
         if self._is_rendered(row):
             prompt, completion = self.row_texts(row)
             return [(len(prompt), len(prompt) + len(completion))]
-        turns = [*self._turns(row), _answer(row)]
+        turns = _answered(self._turns(row), row)
         if _GENERATION.search(str(self.tokenizer.chat_template)):
             spans = generation_spans(self.tokenizer, turns, self._arguments_for(row))
             if all(start == end for start, end in spans):
@@ -280,7 +281,7 @@ class ChatTemplate(NamedTuple):
         system = turns[:1] if turns[0]["role"] in SYSTEM_ROLES else system_turns(self.system_prompt)
         example_turns: list[Message] = []
         for example in examples:
-            example_turns += [*_without_system(turns_of(example)), _answer(example)]
+            example_turns += _answered(_without_system(turns_of(example)), example)
         return [*system, *example_turns, *_without_system(turns)]
 
     def _with_examples(self, row: Row) -> list[Row]:
@@ -306,16 +307,19 @@ class ChatTemplate(NamedTuple):
             arguments["tools"] = tools
         return arguments
 
-    def _render(self, turns: Sequence[Message], row: Row) -> str:
-        return self._render_all([(turns, row)])[0]
+    def _render(self, turns: Sequence[Message], row: Row, *, is_prompt: bool = False) -> str:
+        return self._render_all([(turns, row)], is_prompt=is_prompt)[0]
 
-    def _render_all(self, chats: Sequence[tuple[Sequence[Message], Row]]) -> list[str]:
+    def _render_all(
+        self, chats: Sequence[tuple[Sequence[Message], Row]], *, is_prompt: bool = False
+    ) -> list[str]:
         """Render turns of rows with the same tools; either all of them end in an answer, or none does."""
         if not chats:
             return []
         arguments = self._arguments_for(chats[0][1])
         labels = [f" of row {row['id']}" for _, row in chats]
-        texts = render_chats(self.tokenizer, [turns for turns, _ in chats], arguments, labels)
+        all_turns = [turns for turns, _ in chats]
+        texts = render_chats(self.tokenizer, all_turns, arguments, labels, is_prompt=is_prompt)
         for (turns, _), text, label in zip(chats, texts, labels, strict=True):
             check_complete(turns, arguments.get("tools", []), text, label)
         return texts
@@ -362,9 +366,13 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
     return without_template(tokenizer, load_examples(config))
 
 
-def _answer(row: Row) -> Message:
-    """Return the completion of a row as a turn of the assistant."""
-    return row.get(ANSWER) or {"role": "assistant", "content": row["completion"]}
+def _answered(turns: Sequence[Message], row: Row) -> list[Message]:
+    """Return the turns of a row with its completion: as a turn of the assistant, or as the rest of an open one."""
+    answer = row.get(ANSWER) or {"role": "assistant", "content": row["completion"]}
+    *earlier_turns, last = turns
+    if last["role"] != "assistant":
+        return [*turns, answer]
+    return [*earlier_turns, answer | {"content": last["content"] + answer.get("content", "")}]
 
 
 def _without_system(turns: Sequence[Message]) -> Sequence[Message]:

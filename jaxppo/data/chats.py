@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxppo.config.reading import parse_json
-from jaxppo.data.forms import Row, convert_row, convert_turn
+from jaxppo.data.forms import Row, convert_row, convert_turn, warn_of_unread_system, warn_once
 from jaxppo.errors import DataError
 
 Message = dict[str, Any]
@@ -19,7 +19,10 @@ _ANSWER_KEYS = ("role", "content", "tool_calls")
 
 
 def turns_of(row: Mapping[str, Any]) -> list[Message]:
-    """Return the turns before the completion of a row: its `messages`, else its prompt as the user's turn."""
+    """Return the turns before the completion of a row: its `messages`, else its prompt as the user's turn.
+
+    The last one may be the assistant's: then it is the beginning of a turn, which the completion ends.
+    """
     if is_chat(row):
         return row["messages"]
     return [{"role": "user", "content": row["prompt"]}]
@@ -42,9 +45,10 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     """Return a row with a text as `prompt`; a chat gets `messages`, the turns before the completion.
 
     A chat is a row with a list of turns as `messages`, or as its prompt (TRL's conversational form). Its prompt is what
-    the user says last. Where the last turn is the assistant's, that is the completion; else the completion may be a
-    column of its own, a text or a list of one turn of the assistant. Its `tools` are what the template gets. Rows of
-    ShareGPT and Alpaca are read as such, see `forms`; others stay as they are.
+    the user says last. Where the last turn of `messages` is the assistant's, that is the completion; else the
+    completion may be a column of its own, a text or a list of one turn of the assistant. Where the last turn of
+    `prompt` is the assistant's, it stays among the turns: the completion goes on in it, as in TRL. Its `tools` are what
+    the template gets. Rows of ShareGPT and Alpaca are read as such, see `forms`; others stay as they are.
 
     Args:
         row: as it was read.
@@ -61,6 +65,7 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     if prompt_column in ("prompt", "messages"):
         row = convert_row(row, location)
     else:
+        warn_of_unread_system(row)
         # The user has named the prompt, so a chat beside it is not what the model gets.
         row = {name: value for name, value in row.items() if name != "messages"}
     column = "messages" if is_chat(row) else prompt_column
@@ -73,16 +78,34 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     # An answer may be the last turn, or a column; where it is both, they must agree.
     turns = _read_turns(row[column], f"{location}: field '{column}'")
     answer = _read_completion(row.get("completion"), f"{location}: field 'completion'")
+    prefill: list[Message] = []
     if turns[-1]["role"] == "assistant":
         last_turn = _check_answer(
             turns.pop(), f"{location}: field '{column}', turn {len(turns) + 1}"
         )
-        if answer is not None and answer != last_turn:
+        if column == "prompt" and answer != last_turn:
+            warn_once(
+                "dataset: where prompt ends with a turn of the assistant, the completion goes on in that turn"
+            )
+            if "tool_calls" in last_turn:
+                raise DataError(
+                    f"{location}: field 'prompt', turn {len(turns) + 1}: expected text alone in a turn that the "
+                    "completion goes on in, got tool_calls"
+                )
+            # An empty turn is what the template opens without it.
+            prefill = [last_turn] if last_turn["content"] else []
+        elif answer is not None and answer != last_turn:
             content = answer.get("content", answer)
             raise DataError(
                 f"{location}: field 'completion': expected that of {column}, got {content!r:.60}"
             )
-        answer = last_turn
+        else:
+            if column not in ("prompt", "messages"):
+                warn_once(
+                    f"dataset: where {column} ends with a turn of the assistant, that is the completion; in a column "
+                    "called prompt the completion would go on in it"
+                )
+            answer = last_turn
     question = last_user_turn(turns)
     if question is None or turns[-1]["role"] not in ("user", "tool"):
         role = turns[-1]["role"] if turns else "none"
@@ -102,7 +125,7 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
     if row.get("tools") is not None:
         row["tools"] = _read_tools(row["tools"], f"{location}: field 'tools'")
     row[prompt_column] = row["prompt"] = turns[question]["content"]
-    row["messages"] = turns
+    row["messages"] = [*turns, *prefill]
     return row
 
 

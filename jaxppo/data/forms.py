@@ -37,6 +37,7 @@ def convert_row(row: Row, location: str) -> Row:
     """
     # A row of ours that has such a column beside is not touched.
     if row.get("prompt") is not None or row.get("messages") is not None:
+        warn_of_unread_system(row)
         return row
     if isinstance(row.get("conversations"), list):
         warn_once("dataset: conversations is read as messages (ShareGPT)")
@@ -96,6 +97,16 @@ def _system_turns(row: Row, turns: Sequence[Any]) -> list[dict[str, Any]]:
     if turns and isinstance(turns[0], Mapping) and convert_turn(turns[0]).get("role") == "system":
         return []
     return [{"role": "system", "content": system}]
+
+
+def warn_of_unread_system(row: Row) -> None:
+    """Warn once of a column `system` that is none of a form which reads it."""
+    turns = row.get("messages")
+    if _system_turns(row, turns if isinstance(turns, list) else ()):
+        warn_once(
+            "dataset: the model does not get the column system; it gets --system_prompt, or a turn of the system that "
+            "prompt or messages begin with"
+        )
 
 
 @cache

@@ -27,10 +27,15 @@ class LimitedRows(NamedTuple):
     left_out: int  # how many of these are not among the rows
 
 
-def limits_of(config: SFTConfig) -> tuple[int | None, RowLimit | None]:
-    """Return the most tokens of a prompt, and the limit of rows to learn from; None: any number."""
+def limits_of(config: SFTConfig, made_for: int) -> tuple[int | None, RowLimit]:
+    """Return the most tokens of a prompt, None for any number, and the limit of rows to learn from.
+
+    Args:
+        config: of the command.
+        made_for: tokens that the model was made for, the limit of rows where none is set.
+    """
     if config.max_length is None:
-        return config.data.longest_prompt, None
+        return config.data.longest_prompt, RowLimit(made_for, config.overlong)
     # A long prompt is part of a long row.
     return None, RowLimit(config.max_length, config.overlong)
 

@@ -2,11 +2,12 @@
 
 A row has `chosen` and `rejected`, and may have `prompt` (the beginning of both) and `margin` (by how much the scores
 should differ at least). All three may be texts, or lists of turns as in TRL: then `chosen` and `rejected` end with a
-turn of the assistant. Without a prompt the two are whole texts or whole chats: TRL's implicit prompt.
+turn of the assistant. Without a prompt the two are whole texts or whole chats: TRL's implicit prompt. Whole chats may
+stand beside a prompt, too, which then says nothing that they do not.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +17,9 @@ from jaxppo.data.batches import padded_size, right_padded, row_order
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
 from jaxppo.data.chats import plain_row
 from jaxppo.data.encoding import encode_rows
+from jaxppo.data.forms import convert_turn, warn_of_unread_system, warn_once
 from jaxppo.data.rows import Row, read_rows
-from jaxppo.errors import DataError
+from jaxppo.errors import DataError, MissingColumnError, shown
 from jaxppo.types import Array
 
 
@@ -34,6 +36,11 @@ class Pairs(NamedTuple):
 
     pairs: list[Pair]
     num_too_long: int
+
+    @property
+    def num_equal(self) -> int:
+        """How many pairs have the same text twice, which says nothing of what is preferred."""
+        return sum(pair.chosen == pair.rejected for pair in self.pairs)
 
 
 class PairBatch(NamedTuple):
@@ -59,17 +66,37 @@ def load_rows(dataset: str, split: str, configuration: str | None = None) -> lis
         DataError: there is no such split, it is empty, or a row lacks `chosen` or `rejected`.
     """
     rows = read_rows(dataset, split, {}, configuration)
+    unread: dict[str, None] = {}  # names of columns, in their order
     for number, row in enumerate(rows):
         location = f"{dataset}, split {split}, row {number}"
-        if row.get("messages") is not None:
-            raise DataError(
-                f"{location}: expected prompt, chosen and rejected, got a chat in messages"
-            )
         for side in ("chosen", "rejected"):
-            if not isinstance(row.get(side), str | list):
-                raise DataError(
-                    f"{location}: field '{side}': expected a text or a list of turns, got {row.get(side)!r:.60}"
+            if side not in row:
+                error = (
+                    f"{location}: field '{side}': expected a text or a list of turns, got nothing"
                 )
+                raise MissingColumnError(error, row).with_fix(
+                    "pairs have chosen and rejected, and their question as prompt: rename the columns"
+                )
+            if not isinstance(row[side], str | list):
+                raise DataError(
+                    f"{location}: field '{side}': expected a text or a list of turns, got {row[side]!r:.60}"
+                )
+        if row.get("prompt") is not None or isinstance(row["chosen"], list):
+            warn_of_unread_system(row)
+        elif row.get("messages") is not None:
+            raise DataError(
+                f"{location}: expected the turns before chosen and rejected as prompt, got them as messages"
+            )
+        else:
+            # A text may be a whole one, or an answer whose question goes by another name.
+            for name, value in row.items():
+                if isinstance(value, str | list) and name not in ("id", "chosen", "rejected"):
+                    unread[name] = None
+    if unread:
+        warn_once(
+            f"{dataset}, split {split}: chosen and rejected are read as whole texts, as there is no prompt; not read: "
+            f"{', '.join(map(shown, unread))}; a question is read if its column is called prompt"
+        )
     return rows
 
 
@@ -128,15 +155,32 @@ def _side(row: Row, side: str, location: str) -> Row:
         raise DataError(
             f"{location}: field 'prompt': expected a text, a list of turns or nothing, got {prompt!r:.60}"
         )
-    turns = row[side]
-    if prompt is None and isinstance(turns, list):
-        return plain_row({"id": location, "messages": turns}, f"{location}, {side}")
+    answer = row[side]
+    if isinstance(answer, list) and (prompt is None or _is_whole_chat(answer)):
+        # TRL takes the prompt from the common beginning of such
+        # chats, where it is a text; turns would be written twice.
+        if isinstance(prompt, list) and answer[: len(prompt)] != prompt:
+            raise DataError(
+                f"{location}: field '{side}': expected a turn of the assistant, or a whole chat that begins with the "
+                f"turns of prompt, got {answer!r:.60}"
+            )
+        chat = plain_row({"id": location, "messages": answer}, f"{location}, {side}")
+        contents = [turn.get("content", "") for turn in chat["messages"]]
+        if isinstance(prompt, str) and not any(prompt.strip() in content for content in contents):
+            warn_once("dataset: prompt is not read where chosen and rejected are whole chats")
+        return chat
     # A text before turns is what the user said.
-    if isinstance(turns, list) and not isinstance(prompt, list):
+    if isinstance(answer, list) and not isinstance(prompt, list):
         prompt = [{"role": "user", "content": prompt or ""}]
     return plain_row(
-        {"id": location, "prompt": prompt or "", "completion": turns}, f"{location}, {side}"
+        {"id": location, "prompt": prompt or "", "completion": answer}, f"{location}, {side}"
     )
+
+
+def _is_whole_chat(turns: list[Any]) -> bool:
+    """Return whether turns begin with what stands before an answer, not with the answer."""
+    first = turns[0] if turns else None
+    return isinstance(first, Mapping) and convert_turn(first).get("role") != "assistant"
 
 
 def _encode(

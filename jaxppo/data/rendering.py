@@ -13,6 +13,8 @@ def render_chats(
     chats: Sequence[Sequence[Message]],
     arguments: Mapping[str, Any],
     labels: Sequence[str],
+    *,
+    is_prompt: bool = False,
 ) -> list[str]:
     """Render chats; where the user has the last turn, the assistant's is opened.
 
@@ -21,19 +23,25 @@ def render_chats(
         chats: turns; the last one is the assistant's in all of them, or in none.
         arguments: of the template.
         labels: name each chat in errors, such as ` of row 3`.
+        is_prompt: a last turn of the assistant is left open, as its beginning.
 
     Raises:
         ConfigError: the template refuses a chat.
     """
-    is_open = chats[0][-1]["role"] != "assistant"
-    options = {**arguments, "tokenize": False, "add_generation_prompt": is_open}
+    is_answered = chats[0][-1]["role"] == "assistant"
+    options = {
+        **arguments,
+        "tokenize": False,
+        "add_generation_prompt": not is_answered,
+        "continue_final_message": is_answered and is_prompt,
+    }
     try:
         return tokenizer.apply_chat_template([list(turns) for turns in chats], **options)
     except Exception as error:  # whatever a template raises
         if len(chats) > 1:
             # One by one, so that the error names the first chat that is refused.
             return [
-                render(tokenizer, turns, arguments, label)
+                render_chats(tokenizer, [turns], arguments, [label], is_prompt=is_prompt)[0]
                 for turns, label in zip(chats, labels, strict=True)
             ]
         roles = ", ".join(turn["role"] for turn in chats[0])
@@ -47,10 +55,9 @@ def render(
     tokenizer: Any,
     turns: Sequence[Message],
     arguments: Mapping[str, Any],
-    label: str = "",
 ) -> str:
     """Render one chat, as `render_chats` does."""
-    return render_chats(tokenizer, [turns], arguments, [label])[0]
+    return render_chats(tokenizer, [turns], arguments, [""])[0]
 
 
 def check_complete(

@@ -225,7 +225,10 @@ def _advice_on_columns(columns: Mapping[str, type], validator: str | None) -> st
     if validator is not None:
         return "rows that are not planning problems need --reward_funcs module:function in place of plan"
     if "completion" in columns:
-        return "rows to learn from have prompt and completion, or messages that end with the assistant's turn"
+        return (
+            "rows to learn from have prompt and completion, or messages that end with the assistant's turn: rename the "
+            "columns"
+        )
     return "--prompt_column names another, and messages may hold a chat"
 
 

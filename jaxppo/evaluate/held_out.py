@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxppo import data
+from jaxppo import data, models
 from jaxppo.config import SFTConfig
 from jaxppo.data import ChatTemplate, EncodedRow, Row
 from jaxppo.evaluate.evaluator import Evaluator
@@ -216,7 +216,7 @@ def encode_held_out(
 
     Args:
         config: says what is learned of a row, and how long it may be.
-        model: without its positions a row is left out.
+        model: a row may have the tokens that it was made for, unless max_length says more.
         tokenizer: of the model.
         template: how the model gets the texts of a row.
         split: name of the split.
@@ -228,10 +228,11 @@ def encode_held_out(
     """
     # A reward function scores answers to rows without one, too.
     complete = [row for row in rows if isinstance(row.get("completion"), str)]
-    max_prompt_length, limit = data.limits_of(config)
-    if model.max_length is not None and (limit is None or model.max_length < limit.max_length):
+    made_for, _ = models.made_for(model, tokenizer.model_max_length)
+    max_prompt_length, limit = data.limits_of(config, made_for)
+    if model.max_length is not None and model.max_length < limit.max_length:
         # Such rows of train_split are an error. Held-out ones do not stop a run that could do without them.
-        limit = data.RowLimit(model.max_length, "drop" if limit is None else limit.overlong)
+        limit = data.RowLimit(model.max_length, limit.overlong)
     encoded = data.encode_rows(
         tokenizer,
         complete,
@@ -245,7 +246,6 @@ def encode_held_out(
             count = len(rows) - len(complete)
             tell(f"loss of split {split}: {count} of {len(rows)} rows left out: no completion")
         if within.overlong:
-            assert limit is not None
             tell(
                 f"loss of split {split}: {within.overlong} of {len(rows)} rows longer than {limit.max_length} tokens: "
                 f"{within.overlong - within.left_out} cut, {within.left_out} left out"

@@ -45,7 +45,11 @@ def test_texts_of_rows_are_those_of_each_row_from_about_one_rendering(monkeypatc
     rows[90] |= {"messages": turns[:1], "tools": [{"parameters": {}}]}
     expected, rendered = [template.row_texts(row) for row in rows], []
     render = ChatTemplate._render_all
-    monkeypatch.setattr(ChatTemplate, "_render_all", lambda self, chats: rendered.extend(chats) or render(self, chats))
+    monkeypatch.setattr(
+        ChatTemplate,
+        "_render_all",
+        lambda self, chats, **options: rendered.extend(chats) or render(self, chats, **options),
+    )
     assert template.texts_of_rows(rows) == expected and len(rendered) < 300
     # Where the turn of the assistant is not opened in all prompts, it belongs to the completions of the others.
     some = TEMPLATE.replace(

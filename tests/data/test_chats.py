@@ -6,6 +6,7 @@ import pytest
 
 from jaxppo import data
 from jaxppo.config import DataConfig
+from jaxppo.data import forms
 from jaxppo.data.chats import plain_row
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning.datasets import files as dataset_files
@@ -40,7 +41,10 @@ def split_of(tmp_path, *rows, **options):
             {"prompt": [SYSTEM, FIRST], "completion": [ANSWER]},
             {"prompt": "on b a", "completion": "stack b a", "messages": [SYSTEM, FIRST]},
         ),
-        ({"prompt": [FIRST, ANSWER]}, {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]}),
+        (
+            {"prompt": [FIRST, ANSWER], "completion": [ANSWER]},
+            {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]},
+        ),
         (
             {"prompt": "old", "messages": [FIRST, ANSWER], "completion": "stack b a"},
             {"prompt": "on b a", "completion": "stack b a", "messages": [FIRST]},
@@ -170,6 +174,7 @@ def test_planning_problems_may_be_chats(rows, tmp_path):
         ({"prompt": [FIRST], "completion": [ANSWER | {"tool_calls": [1]}]}, "completion.*1.*tool_calls"),
         ({"messages": [FIRST, CALLING], "completion": "stack b a"}, "completion"),
         ({"prompt": [1]}, "prompt.*1"),
+        ({"prompt": [FIRST, CALLING]}, "prompt.*2.*tool_calls"),
         ({"prompt": [FIRST], "completion": [FIRST]}, "completion"),
         ({"prompt": [FIRST], "completion": [ANSWER] * 2}, "completion"),
         ({"messages": [FIRST], "completion_turn": "x"}, "completion_turn"),
@@ -189,7 +194,7 @@ CHAT = {"id": "r", "prompt": "b", "messages": [FIRST, ANSWER, SECOND], "completi
     ("validator", "turns", "named"),
     [
         ("builtin", 2, r"'id'.* among messages, animal; rows that are not planning problems need --reward_funcs"),
-        (None, 1, r"'completion'.* among messages, animal; .*assistant's turn"),
+        (None, 1, r"'completion'.* among messages, animal; .*assistant's turn: rename"),
     ],
 )
 def test_a_missing_column_is_named_with_those_of_the_file(validator, turns, named, tmp_path):
@@ -219,6 +224,55 @@ def test_a_system_turn_of_the_row_wins():
     first, second = data.encode_prompts(tokenizer, [CHAT, own], 64, template=template)
     assert words(tokenizer, first).startswith("<s> <|system|> on on <|end|> <|user|> on b a")
     assert words(tokenizer, second) == "<s> <|system|> be brief <|end|> <|user|> b <|end|> <|assistant|>"
+
+
+def test_a_prompt_that_ends_with_the_assistants_turn_is_continued_in_it_as_by_transformers(tmp_path, caplog):
+    tokenizer = chat_tokenizer()
+    template = data.make_chat_template(tokenizer)
+    begun = ANSWER | {"content": "unstack"}
+    chats = [[FIRST, begun], [SYSTEM, FIRST, ANSWER, SECOND, begun], [FIRST, ANSWER | {"content": ""}]]
+    forms.warn_once.cache_clear()
+    config = split_of(tmp_path, *({"prompt": chat, "completion": "b a"} for chat in chats))
+    rows = data.load_split(config, "train", None)
+    assert ["goes on in that turn" in record.getMessage() for record in caplog.records] == [True]
+    assert [(row["prompt"], row["completion"]) for row in rows] == [("on b a", "b a"), ("b", "b a"), ("on b a", "b a")]
+    assert [row["messages"] for row in rows] == [*chats[:2], [FIRST]]
+    for row, chat in zip(rows[:2], chats, strict=False):
+        expected = tokenizer.apply_chat_template(chat, tokenize=False, continue_final_message=True)
+        assert expected.endswith("<|assistant|>\nunstack")
+        assert template.prompt_text(row) == expected
+    assert template.prompt_text(rows[2]).endswith("<|assistant|>\n")
+    encoded = data.encode_rows(tokenizer, [row | {"completion": " b a"} for row in rows], template=template)
+    assert [words(tokenizer, row.prompt).split()[-1] for row in encoded] == ["unstack", "unstack", "<|assistant|>"]
+    assert [words(tokenizer, row.completion) for row in encoded] == ["b a <|end|>"] * 3
+    whole, _, _ = data.encode_rows(
+        tokenizer, [row | {"completion": " b a"} for row in rows], template=template, assistant_only=True
+    )
+    assert words(tokenizer, whole.completion) == "unstack b a <|end|>" and whole.num_learned == 4
+
+
+def test_the_assistants_last_turn_is_the_completion_in_another_column_which_is_said_once(tmp_path, caplog):
+    forms.warn_once.cache_clear()
+    config = split_of(tmp_path, {"chat": [FIRST, ANSWER]}, {"chat": [FIRST, ANSWER]}, prompt_column="chat")
+    assert [row["completion"] for row in data.load_split(config, "train", None)] == ["stack b a"] * 2
+    assert ["chat ends" in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "is_warned"),
+    [
+        ({"prompt": "b", "system": "be brief"}, {}, True),
+        ({"messages": [SECOND], "system": "be brief"}, {}, True),
+        ({"question": "b", "system": "be brief"}, {"prompt_column": "question"}, True),
+        ({"prompt": "b", "system": None}, {}, False),
+        ({"messages": [SYSTEM, SECOND], "system": "be brief"}, {}, False),
+        ({"conversations": [SECOND], "system": "be brief"}, {}, False),
+    ],
+)
+def test_a_column_system_that_is_not_read_is_warned_of_once(row, options, is_warned, tmp_path, caplog):
+    forms.warn_once.cache_clear()
+    data.load_split(split_of(tmp_path, row, row, **options), "train", None)
+    assert sum("column system" in record.getMessage() for record in caplog.records) == is_warned
 
 
 TOOLS_TEMPLATE = (

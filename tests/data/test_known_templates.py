@@ -58,6 +58,19 @@ def test_prompts_and_supervised_rows_are_those_of_apply_chat_template_up_to_the_
             assert not tokenizer.decode(whole[end:]).replace(tokenizer.eos_token, "").strip()
 
 
+@pytest.mark.parametrize("name", WHOLE | OPENED)
+def test_a_turn_that_the_prompt_begins_is_left_open_and_learned_from_there(name):
+    tokenizer = tokenizer_of("byte-level", name)
+    template = data.make_chat_template(tokenizer)
+    turns = [*EARLIER, LAST, {"role": "assistant", "content": "(unstack a b)"}]
+    row = row_of(turns, "\n(pick-up b)") | {"prompt": LAST["content"]}
+    prompt = tokenizer.apply_chat_template(turns, tokenize=False, continue_final_message=True)
+    assert prompt.endswith("(unstack a b)")
+    assert template.row_texts(row) == template.texts_of_rows([row])[0]
+    assert template.row_texts(row).prompt == prompt
+    assert template.row_texts(row).completion.strip() == "(pick-up b)" + template.end_text
+
+
 @pytest.mark.parametrize("name", OPENED)
 def test_thoughts_of_a_completion_stand_where_the_template_has_them(name):
     row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")

@@ -1,16 +1,22 @@
 """Preference rows: what is read, how it is tokenised, what is left out, and in which order it comes."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
-from jaxppo.data import padded_size, right_padded
+from jaxppo.data import forms, padded_size, right_padded
 from jaxppo.data.preferences import Pair, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import DataError
-from tests.data.tokenizers import word_tokenizer, write_rows
+from tests.data.tokenizers import chat_tokenizer, word_tokenizer, words, write_rows
 
 WORDS = ["<pad>", "<eos>", "a", "b", "c", "d"]
 END, A, B, C, D = 1, 2, 3, 4, 5
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
 
 
 def encoded(*rows, max_length=9):
@@ -57,6 +63,10 @@ def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
         ({"margin": True}, "row 1.*margin"),
         ({"margin": float("nan")}, "row 1.*margin"),
         ({"chosen": "zebra"}, "here"),
+        (
+            {"prompt": [turn("user", "a")], "chosen": [turn("user", "b"), turn("assistant", "c")]},
+            "row 1.*chosen.*begin",
+        ),
     ],
 )
 def test_encode_pairs_names_the_bad_row(row, named):
@@ -70,6 +80,7 @@ def test_encode_pairs_names_the_bad_row(row, named):
     [
         ([{"prompt": "a", "rejected": "b"}], "train", "row 0.*chosen"),
         ([{"chosen": "a"}], "train", "row 0.*rejected"),
+        ([{"question": "a", "response_j": "b"}], "train", "row 0.*chosen.* among question, response_j; .*rename"),
         ([{"messages": [], "chosen": "b", "rejected": "c"}], "train", "row 0.*messages"),
         ([], "train", "train"),
         ([], "tset", "tset"),
@@ -81,6 +92,57 @@ def test_load_rows_says_in_one_line_what_is_wrong(tmp_path, rows, split, named):
     with pytest.raises(DataError, match=named) as caught:
         load_rows(write_rows(tmp_path, train=rows), split)
     assert "\n" not in str(caught.value)
+
+
+WHOLE = {
+    side: [turn("user", "on b"), turn("assistant", answer)] for side, answer in (("chosen", "a"), ("rejected", "b"))
+}
+
+
+@pytest.mark.parametrize(
+    ("beside", "warned"),
+    [
+        ({}, []),
+        # UltraFeedback's layout, with the chosen chat once more.
+        ({"prompt": "on b", "messages": WHOLE["chosen"], "prompt_id": "x"}, []),
+        ({"prompt": "on b "}, []),
+        ({"prompt": [turn("user", "on b")]}, []),
+        ({"prompt": "stack"}, ["prompt is not read"]),
+    ],
+)
+def test_whole_chats_beside_a_prompt_are_read_alone_as_by_trl(beside, warned, tmp_path, caplog):
+    forms.warn_once.cache_clear()
+    rows = load_rows(write_rows(tmp_path, train=[WHOLE | beside] * 2), "train")
+    tokenizer = chat_tokenizer()
+    pairs = encode_pairs(tokenizer, rows, 64, "here").pairs
+    assert [words(tokenizer, ids) for ids in pairs[1][:2]] == [
+        f"<s> <|user|> on b <|end|> <|assistant|> {answer} <|end|>" for answer in ("a", "b")
+    ]
+    assert all(text in record.getMessage() for text, record in zip(warned, caplog.records, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        ({"system": "s", "question": "q", "chosen": "a", "rejected": "b"}, "not read: system, question;.*prompt"),
+        ({"context": [turn("user", "a")], "chosen": "a", "rejected": "b"}, "not read: context;"),
+        ({"system": "s", "prompt": "q", "chosen": "a", "rejected": "b"}, "column system; .*--system_prompt"),
+        ({"system": "s", "prompt": "q", "messages": None, **WHOLE}, "column system; "),
+        ({"id": "x", "score": 1.0, "chosen": "a", "rejected": "b"}, None),
+        ({"source": "x", "prompt": "q", "chosen": "a", "rejected": "b"}, None),
+        ({"source": "x", **WHOLE}, None),
+    ],
+)
+def test_texts_that_may_be_the_question_and_are_not_read_are_named_once(row, unread, tmp_path, caplog):
+    forms.warn_once.cache_clear()
+    load_rows(write_rows(tmp_path, train=[row] * 2), "train")
+    assert len(caplog.records) == (unread is not None)
+    assert all(re.search(unread, record.getMessage()) for record in caplog.records)
+
+
+def test_pairs_of_equal_texts_are_counted():
+    rows = [{"chosen": "a", "rejected": rejected} for rejected in ("a", "b", " a ")]
+    assert encoded(*rows).num_equal == 2
 
 
 def test_padded_size_has_few_values_at_most_half_too_large_and_padding_keeps_rows_and_lengths():

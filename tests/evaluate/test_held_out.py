@@ -112,11 +112,15 @@ ROWS = [
         ({}, [11, 11, 6], []),
         ({"max_length": 7}, [7, 6], ["2 of 4 rows longer than 7 tokens: 1 cut, 1 left out"]),
         ({"max_length": 7, "overlong": "drop"}, [6], ["2 of 4 rows longer than 7 tokens: 0 cut, 2 left out"]),
+        ({"made_for": 7}, [7, 6], ["2 of 4 rows longer than 7 tokens: 1 cut, 1 left out"]),
+        ({"made_for": 7, "max_length": 9}, [9, 6], ["2 of 4 rows longer than 9 tokens: 1 cut, 1 left out"]),
         ({"max_length": 2, "overlong": "drop"}, [], ["3 of 4 rows longer than 2 tokens: 0 cut, 3 left out"]),
     ],
 )
 def test_held_out_rows_are_encoded_as_those_of_training(settings, lengths, told):
     tokenizer = chat_tokenizer(template=None)
+    settings = dict(settings)
+    tokenizer.model_max_length = settings.pop("made_for", 10**30)
     template = data.make_chat_template(tokenizer, SFTConfig().data)
     config = replace(SFTConfig(), **settings)
     lines = []
@@ -124,7 +128,8 @@ def test_held_out_rows_are_encoded_as_those_of_training(settings, lengths, told)
     assert [row.length for row in encoded] == lengths
     assert lines == [f"loss of split test: {line}" for line in ("1 of 4 rows left out: no completion", *told)]
     if lengths:
-        max_prompt_length, limit = data.limits_of(config)
+        made_for, _ = models.made_for(MODEL, tokenizer.model_max_length)
+        max_prompt_length, limit = data.limits_of(config, made_for)
         learned = data.SupervisedData(ROWS[:3], tokenizer, 4, 0, max_prompt_length, template, limit)
         assert learned._rows == encoded
 
