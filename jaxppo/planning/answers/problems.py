@@ -82,6 +82,17 @@ class Problems:
             names.update(Path(label).parts[:-1])
         return frozenset(names)
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the problems of the folder are called in results."""
+        labels = []
+        for label, path in self._paths_by_label.items():
+            # A file that cannot be read is named where a plan asks for it.
+            with suppress(DataError):
+                if self._folder.definition(path).kind == "problem":
+                    labels.append(label.removesuffix(path.suffix))
+        return tuple(labels)
+
     def find(self, answer: PlanAnswer) -> AnsweredProblem:
         """Find the problem of an answer.
 

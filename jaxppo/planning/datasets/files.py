@@ -189,14 +189,18 @@ def rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
     return readers.get(path.suffix, _jsonl_rows)(path)
 
 
-def _is_list(path: Path) -> bool:
-    """Return whether a JSON file is one list, not an object a line."""
+def is_json_list(path: Path) -> bool:
+    """Return whether a JSON file is one list, not one object, or an object a line.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     with _opened(path) as file:
         return next((line.lstrip() for line in file if line.strip()), "").startswith("[")
 
 
 def _json_rows(path: Path) -> Iterator[tuple[Row, str]]:
-    if not _is_list(path):
+    if not is_json_list(path):
         yield from _jsonl_rows(path)
         return
     try:
