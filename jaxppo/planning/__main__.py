@@ -72,15 +72,15 @@ def validate(arguments: list[str]) -> None:
     """Judge one plan; the exit status says whether it is valid."""
     from jaxppo.planning.answers.plan_check import check_as_json, check_as_text, check_plan
     from jaxppo.planning.datasets.config import ValidateConfig
-    from jaxppo.planning.datasets.files import decode_text, read_text
+    from jaxppo.planning.datasets.files import decode_pddl_text, read_pddl_text
 
     config = parse_flags(ValidateConfig, "planning validate", arguments)
-    domain = read_text(Path(config.domain))
-    problem = read_text(Path(config.problem))
+    domain = read_pddl_text(Path(config.domain))
+    problem = read_pddl_text(Path(config.problem))
     if config.plan == "-":
-        plan = decode_text(sys.stdin.buffer.read(), "standard input")
+        plan = decode_pddl_text(sys.stdin.buffer.read(), "standard input")
     else:
-        plan = read_text(Path(config.plan))
+        plan = read_pddl_text(Path(config.plan))
     check = check_plan(domain, problem, plan, config.val)
     Console().result(json.dumps(check_as_json(check)) if config.json else check_as_text(check))
     if not check.verdict.valid:
@@ -90,12 +90,12 @@ def validate(arguments: list[str]) -> None:
 def solve(arguments: list[str]) -> None:
     """Print a plan for one problem; the exit status says whether one was found."""
     from jaxppo.planning.datasets.config import SolveConfig
-    from jaxppo.planning.datasets.files import read_text
+    from jaxppo.planning.datasets.files import read_pddl_text
     from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, write_plan
 
     config = parse_flags(SolveConfig, "planning solve", arguments)
-    domain = read_text(Path(config.domain))
-    problem = read_text(Path(config.problem))
+    domain = read_pddl_text(Path(config.domain))
+    problem = read_pddl_text(Path(config.problem))
     planner = config.planner
     # An unknown planner passes here: `find_plans` names those that exist.
     if config.optimal and planner in PLANNERS and not PLANNERS[planner].optimal:

@@ -70,6 +70,20 @@ def test_validate_shows_the_verdict_of_val_beside(call):
     assert timed[0] == 0 and json.loads(timed[1])["validator"] == "val"
 
 
+UMLAUT = "; J\u00fcrgen\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16"])
+def test_files_of_any_usual_encoding_are_read(call, tmp_path, encoding):
+    call("validate", *FILES)
+    for name, text in (("d.pddl", DOMAIN), ("q.pddl", PROBLEM), ("q.plan", PLAN)):
+        (tmp_path / name).write_bytes((UMLAUT + text).encode(encoding))
+    assert call("validate", "d.pddl", "q.pddl", "q.plan")[0] == 0
+    (tmp_path / "d.pddl").write_bytes(b"\xff\xfe(")
+    status, _, err = call("validate", "d.pddl", "q.pddl", "q.plan")
+    assert "d.pddl: expected UTF-16" in one_line(status, err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxppo.errors import DataError
 from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
-from jaxppo.planning.datasets.files import read_text
+from jaxppo.planning.datasets.files import read_pddl_text
 from jaxppo.planning.importing.pddl_folder import MAX_BYTES
 
 # Fast Downward's `sas_plan.1` says nothing about the problem, which the folder may be called like.
@@ -37,7 +37,7 @@ def read_plan_file(
         folders: names of the folders with problems.
     """
     try:
-        text = read_text(path, MAX_BYTES)
+        text = read_pddl_text(path, MAX_BYTES)
     except DataError as error:
         return UnusableAnswer.from_error(label, error)
     root = source if source.is_dir() else source.parent

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxppo.errors import DataError, PddlError, ValidatorError
-from jaxppo.planning.datasets.files import read_text
+from jaxppo.planning.datasets.files import read_pddl_text
 from jaxppo.planning.datasets.folder import Rejected, describe
 from jaxppo.planning.importing.pddl_folder import MAX_BYTES, PLAN_FOLDERS, Definition, PddlFolder
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
@@ -140,7 +140,7 @@ def _read_problem(folder: PddlFolder, definition: Definition) -> SourceProblem |
     # Only the best name: a planner's earlier, longer plans are beside its last.
     try:
         return problem._replace(
-            plans=(read_plan(read_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE
+            plans=(read_plan(read_pddl_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE
         )
     except DataError as error:
         return problem._replace(plan_error=str(error))

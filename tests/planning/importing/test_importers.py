@@ -204,7 +204,7 @@ CONSTRAINED = LAMPS.replace("(:predicates", "(:constraints) (:predicates")
 @pytest.mark.parametrize(
     ("files", "kind", "named"),
     [
-        ({"p.pddl": b"(define (problem \xff))"}, "unreadable", "p.pddl"),
+        ({"p.pddl": b"\xff\xfe("}, "unreadable", "p.pddl"),
         ({"p.pddl": pipe_problem(3)}, "no domain", "pipes"),
         ({"a.pddl": LAMPS, "b.pddl": LAMPS + "; b", "p.pddl": ONE}, "no domain", "bad/a.pddl, bad/b.pddl"),
         ({"domain.pddl": LAMPS, "p.pddl": ONE.replace("(on l1)", "(off l1)")}, "unreadable", "(off l1)"),
