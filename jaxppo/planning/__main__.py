@@ -11,7 +11,14 @@ from pathlib import Path
 
 from jaxppo.config import require
 from jaxppo.config.sources import parse_cli, parse_flags
-from jaxppo.errors import ConfigError, did_you_mean
+from jaxppo.errors import (
+    ConfigError,
+    DataError,
+    PddlError,
+    ValidatorError,
+    did_you_mean,
+    with_file_names,
+)
 from jaxppo.run import cli
 from jaxppo.run.console import Console, sanitize
 
@@ -81,7 +88,10 @@ def validate(arguments: list[str]) -> None:
         plan = decode_pddl_text(sys.stdin.buffer.read(), "standard input")
     else:
         plan = read_pddl_text(Path(config.plan))
-    check = check_plan(domain, problem, plan, config.val)
+    try:
+        check = check_plan(domain, problem, plan, config.val)
+    except (PddlError, ValidatorError) as error:
+        raise DataError(with_file_names(str(error), config.domain, config.problem)) from error
     Console().result(json.dumps(check_as_json(check)) if config.json else check_as_text(check))
     if not check.verdict.valid:
         sys.exit(1)
@@ -105,8 +115,9 @@ def solve(arguments: list[str]) -> None:
     task = PlanTask(config.problem, domain, problem)
     (result,) = find_plans([task], planner=planner, timeout_s=config.planner_timeout_s, workers=1)
     if result.plan is None:
+        reason = with_file_names(result.reason or "", config.domain, config.problem)
         print(
-            f"no plan: {sanitize(result.reason or '')} ({result.planner}, {result.seconds:.2f} s)",
+            f"no plan: {sanitize(reason)} ({result.planner}, {result.seconds:.2f} s)",
             file=sys.stderr,
         )
         sys.exit(1)

@@ -98,6 +98,14 @@ def test_what_gives_no_verdict_is_one_line_and_status_2(call, arguments, expecte
     assert expected in one_line(status, err)
 
 
+@pytest.mark.parametrize("command", [("validate", *FILES), ("solve", *FILES[:2])])
+def test_an_error_in_a_file_names_it(call, command):
+    broken = {"domain": DOMAIN.rstrip()[:-1]}, {"problem": PROBLEM.rstrip()[:-1]}
+    for texts, name in zip(broken, FILES[:2], strict=True):
+        _, _, err = call(*command, **texts)
+        assert f" {name}:" in err and "<" not in err
+
+
 @pytest.mark.parametrize("flags", [(), ("--optimal",)])
 def test_solve_prints_a_plan_file_that_validate_accepts_or_says_why_there_is_no_plan(call, flags):
     status, out, _ = call("solve", "domain.pddl", "p.pddl", *flags)

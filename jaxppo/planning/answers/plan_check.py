@@ -15,8 +15,6 @@ from jaxppo.planning.validate.deviations import deviation
 from jaxppo.planning.validate.trace import unmet_conditions
 from jaxppo.planning.validate.val import find_val, run_val
 
-_NO_VERDICT = (PlanError.VALIDATOR_CRASH, PlanError.VALIDATOR_TIMEOUT)
-
 
 class PlanCheck(NamedTuple):
     """The verdict on a plan, and all that explains it.
@@ -92,11 +90,14 @@ def check_plan(
             if find_val() is None:
                 raise
             val_error = str(error)
-        if val is not None and val.error in _NO_VERDICT:
+        if val is not None and (
+            val.error is PlanError.VALIDATOR_CRASH or val.error is PlanError.VALIDATOR_TIMEOUT
+        ):
             val_error = f"VAL: expected a verdict, got: {_words(val.error)}"
             val = None
+    if val_error is not None:
         reason = deviation(domain_pddl, problem_pddl, plan.actions)
-        if val_error is not None and reason is not None:
+        if reason is not None:
             val_error += f"; it cannot read {reason}"
     return PlanCheck(verdict, judge, written_steps, preconditions, goals, val, val_error)
 

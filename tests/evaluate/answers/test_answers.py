@@ -266,6 +266,16 @@ def test_fast_downwards_names_of_plans_are_read_where_they_say_the_problem(tmp_p
     assert f"without a plan of lama: {missing[0]}" in out
 
 
+@pytest.mark.parametrize("broken", ["domain.pddl", "p.pddl"])
+def test_an_error_in_a_file_of_the_folder_names_it(tmp_path, broken):
+    one = instances()[0]
+    files = {"in/a/domain.pddl": BLOCKSWORLD.pddl, "in/a/p.pddl": one.pddl, "plans/p.plan": lines(one.plan)}
+    files[f"in/a/{broken}"] = files[f"in/a/{broken}"].rstrip()[:-1]
+    write_files(tmp_path, files)
+    with pytest.raises(DataError, match=rf"p\.plan: a/{broken}:\d+: expected"):
+        run(tmp_path, tmp_path / "plans", pddl_dir=tmp_path / "in")
+
+
 def test_a_list_in_json_is_a_table_and_another_column_is_named_with_its_remedy(tmp_path, pddl_dir):
     one = instances()[0]
     row = {"plan": lines(one.plan), "problem": "instance-1", "domain": "blocksworld"}
