@@ -82,6 +82,11 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
+def with_file_names(message: str, domain: str, problem: str) -> str:
+    """Name the files in a message about their texts, which begins with `<domain>:` or `<problem>:` or goes on so."""
+    return message.replace("<domain>:", f"{domain}:").replace("<problem>:", f"{problem}:")
+
+
 def shown(name: str) -> str:
     """Return a name that comes from a file for a message of one line: as it is, unless it cannot be printed."""
     return name if name.isprintable() else repr(name)

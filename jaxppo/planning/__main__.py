@@ -11,7 +11,14 @@ from pathlib import Path
 
 from jaxppo.config import require
 from jaxppo.config.sources import parse_cli, parse_flags
-from jaxppo.errors import ConfigError, did_you_mean
+from jaxppo.errors import (
+    ConfigError,
+    DataError,
+    PddlError,
+    ValidatorError,
+    did_you_mean,
+    with_file_names,
+)
 from jaxppo.run import cli
 from jaxppo.run.console import Console, sanitize
 
@@ -72,16 +79,19 @@ def validate(arguments: list[str]) -> None:
     """Judge one plan; the exit status says whether it is valid."""
     from jaxppo.planning.answers.plan_check import check_as_json, check_as_text, check_plan
     from jaxppo.planning.datasets.config import ValidateConfig
-    from jaxppo.planning.datasets.files import decode_text, read_text
+    from jaxppo.planning.datasets.files import decode_pddl_text, read_pddl_text
 
     config = parse_flags(ValidateConfig, "planning validate", arguments)
-    domain = read_text(Path(config.domain))
-    problem = read_text(Path(config.problem))
+    domain = read_pddl_text(Path(config.domain))
+    problem = read_pddl_text(Path(config.problem))
     if config.plan == "-":
-        plan = decode_text(sys.stdin.buffer.read(), "standard input")
+        plan = decode_pddl_text(sys.stdin.buffer.read(), "standard input")
     else:
-        plan = read_text(Path(config.plan))
-    check = check_plan(domain, problem, plan, config.val)
+        plan = read_pddl_text(Path(config.plan))
+    try:
+        check = check_plan(domain, problem, plan, config.val)
+    except (PddlError, ValidatorError) as error:
+        raise DataError(with_file_names(str(error), config.domain, config.problem)) from error
     Console().result(json.dumps(check_as_json(check)) if config.json else check_as_text(check))
     if not check.verdict.valid:
         sys.exit(1)
@@ -90,12 +100,12 @@ def validate(arguments: list[str]) -> None:
 def solve(arguments: list[str]) -> None:
     """Print a plan for one problem; the exit status says whether one was found."""
     from jaxppo.planning.datasets.config import SolveConfig
-    from jaxppo.planning.datasets.files import read_text
+    from jaxppo.planning.datasets.files import read_pddl_text
     from jaxppo.planning.solve.planners import PLANNERS, PlanTask, find_plans, write_plan
 
     config = parse_flags(SolveConfig, "planning solve", arguments)
-    domain = read_text(Path(config.domain))
-    problem = read_text(Path(config.problem))
+    domain = read_pddl_text(Path(config.domain))
+    problem = read_pddl_text(Path(config.problem))
     planner = config.planner
     # An unknown planner passes here: `find_plans` names those that exist.
     if config.optimal and planner in PLANNERS and not PLANNERS[planner].optimal:
@@ -105,8 +115,9 @@ def solve(arguments: list[str]) -> None:
     task = PlanTask(config.problem, domain, problem)
     (result,) = find_plans([task], planner=planner, timeout_s=config.planner_timeout_s, workers=1)
     if result.plan is None:
+        reason = with_file_names(result.reason or "", config.domain, config.problem)
         print(
-            f"no plan: {sanitize(result.reason or '')} ({result.planner}, {result.seconds:.2f} s)",
+            f"no plan: {sanitize(reason)} ({result.planner}, {result.seconds:.2f} s)",
             file=sys.stderr,
         )
         sys.exit(1)

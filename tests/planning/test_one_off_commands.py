@@ -70,6 +70,20 @@ def test_validate_shows_the_verdict_of_val_beside(call):
     assert timed[0] == 0 and json.loads(timed[1])["validator"] == "val"
 
 
+UMLAUT = "; J\u00fcrgen\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16"])
+def test_files_of_any_usual_encoding_are_read(call, tmp_path, encoding):
+    call("validate", *FILES)
+    for name, text in (("d.pddl", DOMAIN), ("q.pddl", PROBLEM), ("q.plan", PLAN)):
+        (tmp_path / name).write_bytes((UMLAUT + text).encode(encoding))
+    assert call("validate", "d.pddl", "q.pddl", "q.plan")[0] == 0
+    (tmp_path / "d.pddl").write_bytes(b"\xff\xfe(")
+    status, _, err = call("validate", "d.pddl", "q.pddl", "q.plan")
+    assert "d.pddl: expected UTF-16" in one_line(status, err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -82,6 +96,14 @@ def test_validate_shows_the_verdict_of_val_beside(call):
 def test_what_gives_no_verdict_is_one_line_and_status_2(call, arguments, expected):
     status, _, err = call(*arguments)
     assert expected in one_line(status, err)
+
+
+@pytest.mark.parametrize("command", [("validate", *FILES), ("solve", *FILES[:2])])
+def test_an_error_in_a_file_names_it(call, command):
+    broken = {"domain": DOMAIN.rstrip()[:-1]}, {"problem": PROBLEM.rstrip()[:-1]}
+    for texts, name in zip(broken, FILES[:2], strict=True):
+        _, _, err = call(*command, **texts)
+        assert f" {name}:" in err and "<" not in err
 
 
 @pytest.mark.parametrize("flags", [(), ("--optimal",)])

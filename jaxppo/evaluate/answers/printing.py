@@ -44,6 +44,10 @@ def print_answers(console: Console, content: Mapping[str, Any]) -> None:
         f"{answers['judged']} answers judged, {answers['not_judged']} files or answers not"
     )
     _print_lines(console, [f"{line['source']}: {line['reason']}" for line in content["not_judged"]])
+    for model, names in content["without_plan"].items():
+        if names:
+            line = f"problems of the folder without a plan of {model}: {', '.join(names)}"
+            console.result(sanitize(line, 300))
 
 
 def _row(

@@ -96,11 +96,26 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
         },
         "answers": {"judged": len(judgements), "not_judged": len(unread)},
         "not_judged": [line._asdict() for line in unread],
+        "without_plan": _problems_without_plan(judgements, problems),
         "extraction": {"rule": config.extract, "rules": saved_by_rule(own_plans)},
         "recorded": agreement(judgements),
         "val": second_opinions(judgements),
     }
     return AnswerResults(list(map(_record, judgements)), rows, content)
+
+
+def _problems_without_plan(
+    judgements: Iterable[Judgement], problems: Problems
+) -> dict[str, list[str]]:
+    """List the problems of the folder for which a model's files hold no plan; tables may choose theirs."""
+    solved: dict[str, set[str]] = {}
+    for judgement in judgements:
+        if judgement.answer.is_planner_output:
+            solved.setdefault(judgement.answer.model, set()).add(judgement.task.id)
+    return {
+        model: [name for name in problems.names if name not in names]
+        for model, names in solved.items()
+    }
 
 
 def break_counts(rows: Iterable[JudgedRow]) -> dict[str, int]:

@@ -18,7 +18,7 @@ TABLE: Columns = {
     "reference": ("reference", "reference_plan"),
     "correct": ("correct",),
 }
-"""Of JSON lines, CSV and Parquet."""
+"""Of JSON lines, lists in JSON, CSV and Parquet."""
 
 PLANBENCH: Columns = {
     "plan": ("extracted_llm_plan", "llm_raw_response"),
@@ -76,7 +76,8 @@ def read_row(
             values[field] = row[column]
         elif field in ("plan", "problem"):
             raise DataError(
-                f"expected the column {' or '.join(column_names)}, got {', '.join(map(str, row)):.100}"
+                f"expected the column {' or '.join(column_names)}, or its name in --columns {field}=COLUMN, "
+                f"got {', '.join(map(str, row)):.100}"
             )
 
     def name(field: str) -> str:

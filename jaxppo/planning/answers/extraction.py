@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from jaxppo.errors import DataError
-from jaxppo.planning.answers.steps import StepFinder, without_typography
+from jaxppo.planning.answers.steps import StepFinder
 from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import Action, ParsedPlan, parse_plan_text
 from jaxppo.planning.language.task import Problem
@@ -74,7 +74,7 @@ class PlanReader:
         """Find lists of steps after the thinking: in what is marked as the plan where steps are, else anywhere."""
         text = _THOUGHT.split(text)[-1]
         for piece in [*_marked_pieces(text), text]:
-            lists = self._finder.lists(without_typography(piece))
+            lists = self._finder.lists(piece)
             if lists:
                 return lists
         return []

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from jaxppo.errors import ValidatorError
 from jaxppo.planning.language.plans import (
     ParsedTimedPlan,
     format_action,
@@ -10,8 +11,9 @@ from jaxppo.planning.language.plans import (
 from jaxppo.planning.language.temporal import parse_planner_output, read_names
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.api import validate_actions
+from jaxppo.planning.validate.deviations import deviation
 from jaxppo.planning.validate.trace import unmet_conditions
-from jaxppo.planning.validate.val import run_val
+from jaxppo.planning.validate.val import find_val, run_val
 
 
 class PlanCheck(NamedTuple):
@@ -23,7 +25,8 @@ class PlanCheck(NamedTuple):
         steps: the steps of the plan, as PDDL; of a text that cannot be read those before the one that cannot.
         unmet_preconditions: conditions of the step at which the plan stops that do not hold; VAL names the first alone.
         unmet_goals: the same of the goal.
-        val: VAL's verdict, where it was asked for.
+        val: VAL's verdict, where it was asked for and gave one.
+        val_error: why VAL gave none although it was asked for.
     """
 
     verdict: PlanVerdict
@@ -32,6 +35,7 @@ class PlanCheck(NamedTuple):
     unmet_preconditions: tuple[str, ...]
     unmet_goals: tuple[str, ...]
     val: PlanVerdict | None
+    val_error: str | None = None
 
 
 def check_plan(
@@ -48,7 +52,7 @@ def check_plan(
 
     Raises:
         PddlError: the domain or the problem cannot be read.
-        ValidatorError: VAL is needed, or asked for, and missing or broken.
+        ValidatorError: VAL is needed and gives no verdict, or asked for and missing.
     """
     plan = parse_planner_output(domain_pddl, problem_pddl, plan_text)
     if isinstance(plan, ParsedTimedPlan):
@@ -76,8 +80,26 @@ def check_plan(
             preconditions = preconditions or named
         else:
             goals = goals or named
-    val = run_val(domain_pddl, problem_pddl, steps) if ask_val else None
-    return PlanCheck(verdict, judge, written_steps, preconditions, goals, val)
+    val = None
+    val_error = None
+    if ask_val:
+        try:
+            val = run_val(domain_pddl, problem_pddl, steps)
+        except ValidatorError as error:
+            # Files that VAL refuses cost nobody the verdict that there is.
+            if find_val() is None:
+                raise
+            val_error = str(error)
+        if val is not None and (
+            val.error is PlanError.VALIDATOR_CRASH or val.error is PlanError.VALIDATOR_TIMEOUT
+        ):
+            val_error = f"VAL: expected a verdict, got: {_words(val.error)}"
+            val = None
+    if val_error is not None:
+        reason = deviation(domain_pddl, problem_pddl, plan.actions)
+        if reason is not None:
+            val_error += f"; it cannot read {reason}"
+    return PlanCheck(verdict, judge, written_steps, preconditions, goals, val, val_error)
 
 
 def check_as_json(check: PlanCheck) -> dict[str, Any]:
@@ -104,6 +126,7 @@ def check_as_json(check: PlanCheck) -> dict[str, Any]:
         "cost": verdict.cost,
         "validator": check.judge,
         "val": None if check.val is None else _verdict_as_json(check.val),
+        "val_error": check.val_error,
     }
 
 
@@ -151,6 +174,8 @@ def check_as_text(check: PlanCheck) -> str:
         if check.val.valid != check.verdict.valid:
             line += "  <- not what is said above"
         lines.append(line)
+    if check.val_error is not None:
+        lines.append(f"VAL gave no verdict: {check.val_error.removeprefix('VAL: ')}")
     return "\n".join(lines)
 
 

@@ -6,10 +6,14 @@ from pathlib import Path
 
 from jaxppo.errors import DataError
 from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
-from jaxppo.planning.datasets.files import read_text
+from jaxppo.planning.datasets.files import read_pddl_text
 from jaxppo.planning.importing.pddl_folder import MAX_BYTES
 
-_NAME = re.compile(r"(.+?)(?:\.pddl)?\.(?:plan|soln|sol|solution)(?:\.\d{1,9})?", re.IGNORECASE)
+# Fast Downward's `sas_plan.1` says nothing about the problem, which the folder may be called like.
+_NAME = re.compile(
+    r"(?:(.+?)(?:\.pddl)?\.(?:plan|soln|sol|solution|sas_plan)|sas_plan)(?:\.\d{1,9})?",
+    re.IGNORECASE,
+)
 
 
 def is_plan_file(path: Path) -> bool:
@@ -22,6 +26,8 @@ def read_plan_file(
 ) -> PlanAnswer | UnusableAnswer:
     """Read a plan; its name is that of its problem, several of one name are several answers.
 
+    A file that is called `sas_plan` alone is a plan for the problem that its folder is called like.
+
     The innermost folder in whose name there are problems is the domain; what lies above it, in `source`, is the model.
 
     Args:
@@ -31,11 +37,21 @@ def read_plan_file(
         folders: names of the folders with problems.
     """
     try:
-        text = read_text(path, MAX_BYTES)
+        text = read_pddl_text(path, MAX_BYTES)
     except DataError as error:
         return UnusableAnswer.from_error(label, error)
     root = source if source.is_dir() else source.parent
     model_folders = list(path.relative_to(root).parts[:-1])
+    match = _NAME.fullmatch(path.name)
+    # `p01.plan.1` and `p01.pddl.soln` are plans for `p01`.
+    problem = match[1] if match else path.name
+    if problem is None:
+        problem = model_folders.pop() if model_folders else root.resolve().name
+        if problem in folders:
+            return UnusableAnswer(
+                label,
+                f"expected the name of its problem before it, as in p01.{path.name}, got none",
+            )
     domain = ""
     # From the inside out; without such a folder, all of them are the model's.
     for depth in reversed(range(len(model_folders))):
@@ -44,7 +60,4 @@ def read_plan_file(
             del model_folders[depth:]
             break
     model = "/".join(model_folders) or root.resolve().name
-    # `p01.plan.1` and `p01.pddl.soln` are plans for `p01`.
-    match = _NAME.fullmatch(path.name)
-    problem = match[1] if match else path.name
     return PlanAnswer(label, model, domain, "plans", problem, text, is_planner_output=True)

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxppo.errors import DataError, PddlError
+from jaxppo.errors import DataError, PddlError, with_file_names
 from jaxppo.planning.answers.answer import PlanAnswer, is_pddl
 from jaxppo.planning.answers.extraction import PlanReader
 from jaxppo.planning.importing.instance_files import Entry, Instances
@@ -13,7 +13,7 @@ from jaxppo.planning.importing.pddl_folder import Definition, PddlFolder
 from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import format_action
 from jaxppo.planning.language.task import Problem
-from jaxppo.planning.language.temporal import read_names
+from jaxppo.planning.language.temporal import PlanNames, read_names
 from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.val import find_val
 
@@ -45,6 +45,8 @@ class _ProblemTexts(NamedTuple):
     problem_pddl: str
     id: str
     domain: str
+    files: tuple[str, str] = ("<domain>", "<problem>")
+    """What the two are called in messages."""
 
 
 class Problems:
@@ -78,6 +80,17 @@ class Problems:
         for label in self._paths_by_label:
             names.update(Path(label).parts[:-1])
         return frozenset(names)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the problems of the folder are called in results."""
+        labels = []
+        for label, path in self._paths_by_label.items():
+            # A file that cannot be read is named where a plan asks for it.
+            with suppress(DataError):
+                if self._folder.definition(path).kind == "problem":
+                    labels.append(label.removesuffix(path.suffix))
+        return tuple(labels)
 
     def find(self, answer: PlanAnswer) -> AnsweredProblem:
         """Find the problem of an answer.
@@ -120,9 +133,10 @@ class Problems:
         if texts in self._task_by_texts:
             return self._task_by_texts[texts]
         # Actions and objects are enough to read plans; VAL reads the rest.
-        names = read_names(texts.domain_pddl, texts.problem_pddl)
+        names = _read_names(texts.domain_pddl, texts.problem_pddl, texts.files)
         if names.beyond is not None and find_val() is None:
-            raise DataError(f"{texts.id}: {names.beyond}; VAL may cover it")
+            beyond = with_file_names(str(names.beyond), *texts.files)
+            raise DataError(f"{texts.id}: {beyond}; VAL may cover it")
         problem = names.problem if names.beyond is None else None
         config = self._instances.configs.get(answer.domain) if self._instances else None
         sentences = Sentences(config, names.problem) if config else None
@@ -139,13 +153,15 @@ class Problems:
             domain_pddl = self._domain_of_pddl_problem(answer)
             problem = read_names(domain_pddl, answer.problem).problem
             return _ProblemTexts(domain_pddl, answer.problem, problem.name, problem.domain.name)
-        definition, domain_pddl = self._problem_file(answer)
-        label = self._folder.label(definition.path).removesuffix(definition.path.suffix)
+        definition, domain_pddl, domain_file = self._problem_file(answer)
+        label = self._folder.label(definition.path)
+        files = (domain_file, label)
         domain = answer.domain
         # A text or a file is no name; then the domain is called what it calls itself.
         if not domain or is_pddl(domain) or domain in self._paths_by_label:
-            domain = read_names(domain_pddl, definition.text).problem.domain.name
-        return _ProblemTexts(domain_pddl, definition.text, label, domain)
+            domain = _read_names(domain_pddl, definition.text, files).problem.domain.name
+        name = label.removesuffix(definition.path.suffix)
+        return _ProblemTexts(domain_pddl, definition.text, name, domain, files)
 
     @property
     def _folder(self) -> PddlFolder:
@@ -178,20 +194,22 @@ class Problems:
             f"domain: expected PDDL, or a file in pddl_dir, for a problem given as PDDL, got {answer.domain!r:.60}"
         )
 
-    def _problem_file(self, answer: PlanAnswer) -> tuple[Definition, str]:
-        """Find the file of a problem, and the text of its domain."""
+    def _problem_file(self, answer: PlanAnswer) -> tuple[Definition, str, str]:
+        """Find the file of a problem, the text of its domain, and what that is called in messages."""
         if self._instances is not None and self._is_instance(answer):
             # Without a plan: the answer's own must not decide which problem it is judged on.
             files = self._instances.files_of(
                 Entry(answer.domain, answer.problem, "", answer.source, {})
             )
-            return files.problem, files.domain.text
+            return files.problem, files.domain.text, self._folder.label(files.domain.path)
         problem = self._only_problem(answer)
         if is_pddl(answer.domain):
-            return problem, answer.domain
+            return problem, answer.domain, "<domain>"
         if answer.domain in self._paths_by_label:
-            return problem, self._folder.definition(self._paths_by_label[answer.domain]).text
-        return problem, self._folder.domain_of(problem).text
+            domain = self._folder.definition(self._paths_by_label[answer.domain])
+        else:
+            domain = self._folder.domain_of(problem)
+        return problem, domain.text, self._folder.label(domain.path)
 
     def _is_instance(self, answer: PlanAnswer) -> bool:
         """Return whether a problem is named by the number of an instance."""
@@ -216,3 +234,12 @@ class Problems:
                 f"of {answer.domain or 'any domain'!r:.60}, got {len(problems)}"
             )
         return problems[0]
+
+
+def _read_names(domain_pddl: str, problem_pddl: str, files: tuple[str, str]) -> PlanNames:
+    """Read actions and objects; an error names the files."""
+    try:
+        return read_names(domain_pddl, problem_pddl)
+    except PddlError as error:
+        file = with_file_names(f"{error.source}:", *files).removesuffix(":")
+        raise type(error)(file, error.line, error.message) from error

@@ -1,6 +1,7 @@
 """Find the files of answers: result files of PlanBench, tables, plans as files; each by what its name ends with."""
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from jaxppo.errors import DataError
@@ -8,6 +9,7 @@ from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
 from jaxppo.planning.answers.columns import TABLE, read_row, with_column_names
 from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
 from jaxppo.planning.answers.planbench_results import read_results
+from jaxppo.planning.datasets.files import is_json_list
 from jaxppo.planning.importing.source_files import file_label, list_files, located_rows
 
 Answers = Iterator[PlanAnswer | UnusableAnswer]
@@ -36,20 +38,28 @@ def read_answers(
         raise DataError(f"plans: expected a file or a folder, got {source}")
     files = [path for path in list_files(source, "*") if path.is_file()]
     suffixes = [_PLANBENCH, *_TABLES]
+    kinds = f"{', '.join(suffixes)} or .plan (a plan alone: PROBLEM.plan)"
     if not any(path.suffix in suffixes or is_plan_file(path) for path in files):
-        raise DataError(
-            f"plans: expected files that end with {', '.join(suffixes)} or .plan (a plan alone: PROBLEM.plan), "
-            f"got none in {source}"
-        )
-    # Other files of a folder are none of ours: result folders also have logs and pictures.
+        raise DataError(f"plans: expected files that end with {kinds}, got none in {source}")
     for path in files:
         label = file_label(path, source)
-        if path.suffix == _PLANBENCH:
+        if path.suffix == _PLANBENCH and not _is_table(path):
             yield from read_results(path, label, column_names, configs)
-        elif path.suffix in _TABLES:
+        elif path.suffix == _PLANBENCH or path.suffix in _TABLES:
             yield from _read_table(path, label, column_names)
         elif is_plan_file(path):
             yield read_plan_file(path, source, label, folders)
+        elif path.suffix.lower() != ".pddl" and not path.name.startswith("."):
+            # Logs and pictures of a result folder, too: a plan of another name must not go missing.
+            yield UnusableAnswer(label, f"not read: expected a name that ends with {kinds}")
+
+
+def _is_table(path: Path) -> bool:
+    """Return whether a `.json` file is a list of rows; PlanBench's are objects."""
+    # One that cannot be read is reported by the reader of PlanBench's.
+    with suppress(DataError):
+        return is_json_list(path)
+    return False
 
 
 def _read_table(path: Path, label: str, column_names: Mapping[str, str]) -> Answers:

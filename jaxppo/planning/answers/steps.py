@@ -4,10 +4,11 @@ A step counts where it begins its line, after no more than a label (a number, a 
 one. What is said after it, and actions in the middle of a sentence, are no steps. `docs/judge_plans.md` has the rules.
 """
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import NAME_PATTERN, Action, Span
@@ -34,10 +35,12 @@ _EMPHASIS = re.compile(
 _NOTHING = "(?!)"
 """The pattern that matches nothing: `|` of no alternatives would match everything."""
 _IN_PARENTHESES = re.compile(rf"\(\s*+({NAME_PATTERN}(?:[\s,]++{NAME_PATTERN})*+)\s*+\)")
-_JSON_STEP = (
-    r'"(?:action|name|operator|op)"\s*+:\s*+"({operators})"\s*+,\s*+'
-    r'"(?:args|arguments|parameters|params|objects)"\s*+:\s*+\[([^\[\]{{}}]{{0,1000}}+)\]'
-)
+# What JSON that holds steps begins with; `[PLAN]` and `{x}` are none.
+_JSON_START = re.compile(r'[\[{]\s*+["\[{]')
+_TRAILING_COMMA = re.compile(r",(?=\s*+[\]}])")
+_NO_ARGUMENT = re.compile(r"[^\w\s-]")
+_JSON_NAMES = ("action", "name", "operator", "op", "action_name", "operation")
+_JSON_ARGUMENTS = ("args", "arguments", "parameters", "params", "objects")
 # A step that has other words than these before it in
 # its line is spoken about, and not part of a plan.
 _WORDS = r"step|steps|action|actions|move|then|next|first|firstly|second|third|finally|lastly|and|now|after that|plan"
@@ -64,6 +67,9 @@ _REJECTION = re.compile(
 
 _MAX_LISTS = 200
 """Of an answer, the last ones are looked at: each is compared with the longest before it."""
+
+_MAX_BROKEN_JSON = 300
+"""Beginnings of JSON that turn out to be none: each may be read up to the end of the text."""
 
 
 class FoundStep(NamedTuple):
@@ -118,11 +124,13 @@ class StepFinder:
         self._objects.update((name, name) for name in problem.objects)
 
     def lists(self, text: str) -> list[tuple[Action, ...]]:
-        """Return the lists of steps in a text without typography, in their order.
+        """Return the lists of steps in a text, in their order.
 
         A numbered list begins with 0 or 1. A list of fewer than half the steps of the longest before it, of no others
         and in their order, speaks about that one. Of very many lists the last are looked at.
         """
+        # Twice: escapes in JSON are no LaTeX, and JSON may be typeset itself, with curly quotes or `pick\\_up`.
+        text = self._without_json(without_typography(self._without_json(text)))
         lists = self._all_lists(text)
         plans: list[tuple[Action, ...]] = []
         longest: tuple[Action, ...] = ()
@@ -165,10 +173,118 @@ class StepFinder:
             after_blank = not line.text.strip()
         return lists
 
+    def _without_json(self, text: str) -> str:
+        """Write the JSON of a text that holds steps as lines, so that its layout does not matter; the rest stays."""
+        text = _TRAILING_COMMA.sub("", text)
+        pieces: list[str] = []
+        position = 0
+        end = 0
+        tries = 0
+        while tries < _MAX_BROKEN_JSON and (start := _JSON_START.search(text, position)):
+            try:
+                value, position = _JSON.raw_decode(text, start.start())
+                lines = self._json_lines(value)
+            except (ValueError, RecursionError):
+                # No JSON, or cut off: what lies within may be some.
+                position = start.start() + 1
+                tries += 1
+                continue
+            if not self._has_steps("\n".join(lines)):
+                continue
+            before = text[end : start.start()]
+            pieces.append(before)
+            # A single step stays in its line, where words before it may make it none.
+            if len(lines) > 1 and before.rpartition("\n")[2].strip():
+                pieces.append("\n")
+            pieces.append("\n".join(lines))
+            end = position
+        return "".join([*pieces, text[end:]])
+
+    def _json_lines(self, value: Any) -> list[str]:
+        """Write a JSON value as lines: a step, a numbered list, or a line or heading for each key of an object."""
+        step = self._json_step(value)
+        if step is not None:
+            return [step]
+        if isinstance(value, list):
+            lines = [" ".join(self._json_lines(item)) for item in self._json_items(value)]
+            if len(lines) > 1 and not all(map(_NUMBER.match, lines)):
+                # Numbers, as an item that cannot be read ends a numbered list, and is not passed over.
+                lines = [f"{number}. {line}" for number, line in enumerate(lines, 1)]
+            return lines
+        if isinstance(value, dict):
+            lines = []
+            for key, item in value.items():
+                item_lines = self._json_lines(item)
+                if len(item_lines) == 1:
+                    lines.append(f"{key}: {item_lines[0]}")
+                else:
+                    lines += [f"{key}:", *item_lines]
+            return lines
+        return str(value).splitlines()
+
+    def _json_items(self, values: Sequence[Any]) -> Iterator[Any]:
+        """Yield the items of a list, and of lists within it that are no steps."""
+        for value in values:
+            if isinstance(value, list) and self._json_step(value) is None:
+                yield from self._json_items(value)
+            else:
+                yield value
+
+    def _json_step(self, value: Any) -> str | None:
+        """Write a JSON value that is one step: `["stack", "a", "b"]`, or an object with the name of an action."""
+        if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+            # `["noop", "noop"]` is two steps.
+            is_action = list(map(self._is_action, value))
+            if is_action[0] and not any(is_action[1:]):
+                return _call(value[0], value[1:])
+        if not isinstance(value, dict):
+            return None
+        fields = {key.lower(): item for key, item in value.items()}
+        step = None
+        for key in _JSON_NAMES:
+            name = fields.get(key)
+            if isinstance(name, str) and self._is_action(name):
+                step = self._json_call(name, fields)
+            elif isinstance(name, str) and self._has_steps(name):
+                step = name
+            if step is not None:
+                break
+        number = fields.get("step")
+        return f"{number}. {step}" if step is not None and isinstance(number, int) else step
+
+    def _json_call(self, name: str, fields: Mapping[str, Any]) -> str | None:
+        """Write the step of an object; its arguments are a list, a text, or in keys of their own."""
+        arguments = next((fields[key] for key in _JSON_ARGUMENTS if key in fields), None)
+        if arguments is None:
+            arguments = {
+                key: item
+                for key, item in fields.items()
+                if isinstance(item, str) and item.lower() in self._objects
+            }
+        if isinstance(arguments, dict):
+            action = self._problem.domain.actions[self.domain_name(name)]
+            # Keys in any order, where they are the parameters; else in the order that they have.
+            names = [name.lstrip("?") for name, _ in action.parameters]
+            keys = {key.lower().lstrip("?"): item for key, item in arguments.items()}
+            arguments = [keys[key] for key in (names if keys.keys() == set(names) else keys)]
+        elif isinstance(arguments, str):
+            arguments = arguments.replace(",", " ").split()
+        if not isinstance(arguments, list) or any(
+            isinstance(one, list | dict) for one in arguments
+        ):
+            return None
+        return _call(name, list(map(str, arguments)))
+
+    def _is_action(self, name: str) -> bool:
+        return self.domain_name(without_typography(name)) in self._problem.domain.actions
+
+    def _has_steps(self, text: str) -> bool:
+        return any(line.steps for line in self._lines(without_typography(text)))
+
     def _lines(self, text: str) -> Iterator[_Line]:
         """Yield each line with the steps that begin in it and count."""
-        # Steps are found in the whole text, as one in JSON
-        # or in parentheses may go over several lines.
+        # Steps are found in the whole text, as one in
+        # parentheses may go over several lines.
         all_steps = self._find(text)
         next_step = 0
         start = 0
@@ -196,7 +312,7 @@ class StepFinder:
         """Find what reads as a step, wherever it stands; those that the domain has before others."""
         # In this order: of readings that begin at one place the
         # first counts, and the more particular are more certain.
-        steps = [*self._in_json(text), *self._functional(text), *self._in_parentheses(text)]
+        steps = [*self._functional(text), *self._in_parentheses(text)]
         if self._sentences is not None:
             steps += [FoundStep(*step) for step in self._sentences.find(text)]
         steps += self._bare(text)
@@ -223,12 +339,6 @@ class StepFinder:
             yield FoundStep(
                 match.span(), self._action(match[1], [" ".join(part.split()) for part in parts])
             )
-
-    def _in_json(self, text: str) -> Iterator[FoundStep]:
-        """Find `{"action": "stack", "args": ["a", "b"]}`."""
-        for match in self._json_pattern.finditer(text):
-            arguments = [part.strip(" \t\n\"'") for part in match[2].split(",")]
-            yield FoundStep(match.span(), self._action(match[1], arguments))
 
     def _bare(self, text: str) -> Iterator[FoundStep]:
         """Find `stack a b`: the right number of objects, and nothing more up to a stop, a comment or the line's end."""
@@ -279,10 +389,6 @@ class StepFinder:
         )
 
     @cached_property
-    def _json_pattern(self) -> re.Pattern[str]:
-        return re.compile(_JSON_STEP.format(operators=self._operator_pattern), re.IGNORECASE)
-
-    @cached_property
     def _bare_pattern(self) -> re.Pattern[str]:
         names = sorted(self._problem.objects, key=len, reverse=True)
         objects = "|".join(map(re.escape, names)) or _NOTHING
@@ -290,6 +396,27 @@ class StepFinder:
         arguments = rf"((?:[ \t,|]++(?:{objects})(?![\w-]))*)"
         stop = r"(?=[ \t]*+(?:$|[.,;:|()\[\]\"'!-]))"
         return re.compile(operator + arguments + stop, re.IGNORECASE | re.MULTILINE)
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; of one with a key twice, one of both would be lost.
+
+    Raises:
+        ValueError: a key comes twice.
+    """
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("expected each key once")
+    return fields
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique_keys, strict=False)
+
+
+def _call(name: str, arguments: Sequence[str]) -> str:
+    """Write `stack(a, b, )`; the commas keep an argument of several words whole."""
+    written = "".join(_NO_ARGUMENT.sub(" ", argument) + ", " for argument in arguments)
+    return f"{name}({written})"
 
 
 def _words(text: str) -> list[str]:

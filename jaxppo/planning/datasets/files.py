@@ -1,5 +1,6 @@
 """The files of a data set: rows as JSON lines or Parquet, and the JSON beside them."""
 
+import codecs
 import csv
 import itertools
 import json
@@ -189,11 +190,18 @@ def rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
     return readers.get(path.suffix, _jsonl_rows)(path)
 
 
-def _json_rows(path: Path) -> Iterator[tuple[Row, str]]:
-    # One list, or else an object a line.
+def is_json_list(path: Path) -> bool:
+    """Return whether a JSON file is one list, not one object, or an object a line.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     with _opened(path) as file:
-        is_list = next((line for line in file if line.strip()), "").lstrip().startswith("[")
-    if not is_list:
+        return next((line.lstrip() for line in file if line.strip()), "").startswith("[")
+
+
+def _json_rows(path: Path) -> Iterator[tuple[Row, str]]:
+    if not is_json_list(path):
         yield from _jsonl_rows(path)
         return
     try:
@@ -344,30 +352,61 @@ def read_text(path: Path, max_bytes: int | None = None) -> str:
     Raises:
         DataError: the file cannot be read, has more bytes, or is not UTF-8.
     """
+    return _with_plain_line_ends(_decode_utf8(_read_bytes(path, max_bytes), path.name))
+
+
+def read_pddl_text(path: Path, max_bytes: int | None = None) -> str:
+    r"""Read a PDDL file or a plan, with `\n` at the end of every line, in UTF-8 or an older encoding.
+
+    Raises:
+        DataError: the file cannot be read, or has more bytes.
+    """
+    return decode_pddl_text(_read_bytes(path, max_bytes), path.name)
+
+
+def _read_bytes(path: Path, max_bytes: int | None) -> bytes:
     try:
         num_bytes = path.stat().st_size
         if max_bytes is not None and num_bytes > max_bytes:
             raise DataError(f"{path.name}: expected at most {max_bytes} bytes, got {num_bytes}")
-        content = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         # The text of the exception would name the whole path.
         reason = error.strerror or type(error).__name__
         raise DataError(f"{path.name}: expected a UTF-8 text file, got: {reason}") from error
-    return decode_text(content, path.name)
 
 
-def decode_text(content: bytes, name: str) -> str:
-    r"""Read bytes as text, with `\n` at the end of every line.
+def decode_pddl_text(content: bytes, name: str) -> str:
+    r"""Read the bytes of PDDL or a plan, with `\n` at the end of every line.
+
+    UTF-8, or UTF-16 with its byte order mark, or else Latin-1: old comments have names with umlauts, which VAL passes
+    over, and every byte is a character of Latin-1.
 
     Args:
         content: the bytes.
         name: their file's, for the error.
 
     Raises:
-        DataError: they are not UTF-8.
+        DataError: the byte order mark is that of UTF-16, and the rest is not.
     """
     try:
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return _with_plain_line_ends(content.decode("utf-16"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: expected UTF-16, as it begins, got: {error}") from error
+    try:
         text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    return _with_plain_line_ends(text)
+
+
+def _decode_utf8(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{name}: expected a UTF-8 text file, got: {error}") from error
+
+
+def _with_plain_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -125,6 +125,7 @@ class Instances:
             source=entry.source,
             planner=FROM_SOURCE,
             columns={"source": label, **entry.columns},
+            files=(self.folder.label(files.domain.path), label),
         )
 
     def with_plan(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxppo.errors import DataError
-from jaxppo.planning.datasets.files import read_text
+from jaxppo.planning.datasets.files import read_pddl_text
 from jaxppo.planning.importing.source_files import natural_key
 
 # Possessive quantifiers, here and below: a hostile file
@@ -212,7 +212,7 @@ class PddlFolder:
 def _read_definition(path: Path) -> Definition:
     """Read the first lines of a definition alone: whoever uses the file parses it, and says what is wrong inside."""
     # Comments may hold anything, also a definition that was commented out.
-    text = read_text(path, MAX_BYTES)
+    text = read_pddl_text(path, MAX_BYTES)
     plain = _COMMENT.sub("", text).lower()
     match = _DEFINITION.match(plain)
     if match is None:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from jaxppo.errors import DataError, PddlError, ValidatorError
-from jaxppo.planning.datasets.files import read_text
+from jaxppo.errors import DataError, PddlError, ValidatorError, with_file_names
+from jaxppo.planning.datasets.files import read_pddl_text
 from jaxppo.planning.datasets.folder import Rejected, describe
 from jaxppo.planning.importing.pddl_folder import MAX_BYTES, PLAN_FOLDERS, Definition, PddlFolder
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
@@ -31,6 +31,7 @@ class SourceProblem(NamedTuple):
         plan_error: why a plan that came with it cannot be read.
         split: its split in the source; empty where that has none.
         columns: further columns of its row.
+        files: those of its domain and of itself, relative to the source; None where a row has the texts.
     """
 
     id: str
@@ -43,9 +44,12 @@ class SourceProblem(NamedTuple):
     plan_error: str | None = None
     split: str = ""
     columns: Mapping[str, Any] = {}
+    files: tuple[str, str] | None = None
 
     def rejected(self, reason: str) -> Rejected:
         """Return this problem as one that is left out."""
+        if self.files is not None:
+            reason = with_file_names(reason, *self.files)
         return Rejected(self.id, self.domain, self.split, self.source, reason)
 
 
@@ -132,7 +136,13 @@ def _read_problem(folder: PddlFolder, definition: Definition) -> SourceProblem |
     except DataError as error:
         return Rejected(name, definition.domain, "", label, f"no domain: {error}")
     problem = SourceProblem(
-        name, domain.name, domain.text, definition.text, label, columns={"source": label}
+        name,
+        domain.name,
+        domain.text,
+        definition.text,
+        label,
+        columns={"source": label},
+        files=(folder.label(domain.path), label),
     )
     plans = folder.plans_of(definition)
     if not plans:
@@ -140,7 +150,7 @@ def _read_problem(folder: PddlFolder, definition: Definition) -> SourceProblem |
     # Only the best name: a planner's earlier, longer plans are beside its last.
     try:
         return problem._replace(
-            plans=(read_plan(read_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE
+            plans=(read_plan(read_pddl_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE
         )
     except DataError as error:
         return problem._replace(plan_error=str(error))

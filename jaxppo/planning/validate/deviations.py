@@ -11,6 +11,7 @@ from jaxppo.errors import PddlError
 from jaxppo.planning.language.sexpr import COMMENT, Form, Node, read_form
 from jaxppo.planning.language.task import ACTION_PARTS
 from jaxppo.planning.language.temporal import Plan
+from jaxppo.planning.validate.val import with_preconditions
 
 # Words that VAL's lexer takes for its own wherever they
 # stand; `at start` only with one blank, and before more.
@@ -40,7 +41,7 @@ def _file_deviation(text: str) -> str | None:
     if word:
         return f"the word '{word[0]}', which VAL reads as its own"
     try:
-        form = read_form(text, "")
+        form = read_form(with_preconditions(text), "")
     except PddlError:
         return None
     sections = [section for section in form if isinstance(section, Form) and section]

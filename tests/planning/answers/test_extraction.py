@@ -1,5 +1,7 @@
 """The rules that cut a plan out of an answer, and sentences, against plans worked out by hand."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,6 +101,68 @@ NOT_WRITTEN = [
 ]
 
 
+ACTIONS = [{"action": "pick-up", "args": ["a"]}, {"action": "stack", "args": ["a", "b"]}]
+STEPS = ["(pick-up a)", "(stack a b)"]
+IN_JSON = [
+    ACTIONS,
+    {"plan": ACTIONS},
+    {"thought": "I (pick-up b) or not", "plan": {"steps": ACTIONS}, "cost": 2, "done": None},
+    [{"step": number, **step} for number, step in enumerate(ACTIONS)],
+    [{**step, "reason": "(pick-up b) fails, no"} for step in ACTIONS],
+    [{"args": step["args"], "Action_Name": step["action"].title()} for step in ACTIONS],
+    [{"name": "Pick_Up", "arguments": {"?x": "a"}}, {"name": "stack", "arguments": {"?y": "b", "?x": "a"}}],
+    [{"op": "pick-up", "block": "a"}, {"op": "stack", "x": "a", "y": "b"}],
+    [{"operator": step["action"], "parameters": ", ".join(step["args"])} for step in ACTIONS],
+    [{"action": "pick-up", "args": ["red block"]}, {"action": "stack", "args": ["red block", "dark blue block"]}],
+    [{"step": number, "action": step} for number, step in enumerate(STEPS, 1)],
+    [{"step": 1, "action": "pick-up a"}, {"step": 2, "action": "stack a b"}],
+    {"actions": [["pick-up", "a"], ["stack", "a", "b"]]},
+    [[["pick-up", "a"]], [["stack", "a", "b"]]],
+    {"plan": STEPS, "explanation": "It is held, (then) placed."},
+    [f"{number}. {step}" for number, step in enumerate(STEPS, 1)],
+    {"plan": "\n".join(STEPS)},
+    {"1": STEPS[0], "2": STEPS[1]},
+    {"schedule": [{"time": time, "actions": [step]} for time, step in enumerate(STEPS)]},
+    ["pick up the red block", "stack the red block on top of the dark blue block"],
+]
+"""Ways to write one plan as JSON."""
+LAYOUTS = [{}, {"separators": (",", ":")}, {"indent": 0}, {"indent": 1}, {"indent": 4}, {"indent": "\t"}]
+AROUND_JSON = [
+    "{}",
+    "The plan is:\n\n```json\n{}\n```\n\nIt takes a.",
+    "Try [x]. plan = {}\nDone.",
+    "<think>[{{</think>{}",
+]
+
+
+@pytest.mark.parametrize("plan", IN_JSON, ids=range(len(IN_JSON)))
+@pytest.mark.parametrize("rule", RULES[1:])
+def test_a_plan_in_json_is_the_same_in_every_layout(plan, rule):
+    for around in AROUND_JSON:
+        for layout in LAYOUTS:
+            text = around.format(json.dumps(plan, **layout))
+            assert read_actions(reader(), text, rule) == FULL, text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (json.dumps([ACTIONS[0], {"action": "fly", "args": ["a"]}, ACTIONS[1]], indent=1), SHORT),  # not passed over
+        (json.dumps([ACTIONS[0], {"action": "stack", "args": ["a", "#1"]}]), "(pick-up a) (stack a 1)"),
+        (json.dumps({"first": ["(pick-up b)", "(stack b a)"], "final": STEPS}), FULL),
+        (f"{json.dumps(ACTIONS[:1])} is wrong.\n\n{json.dumps(ACTIONS, indent=2)}", FULL),
+        (json.dumps([{"step": 1, **ACTIONS[0]}]) + "\n\nThen:\n\n" + json.dumps([{"step": 2, **ACTIONS[1]}]), FULL),
+        (json.dumps(ACTIONS, indent=2).replace("]", ",]"), FULL),  # commas before brackets
+        (json.dumps(ACTIONS, indent=2)[:-1], FULL),  # cut off
+        (json.dumps(ACTIONS).replace('"', "\u201c").replace("-", "\\_"), FULL),
+        ('{"action": "(pick-up a)", "action": "(stack a b)"}', FULL),  # no key is lost
+        (json.dumps({"name": "p", "objects": ["a", "b"]}), None),
+    ],
+)
+def test_json_loses_no_step(text, expected):
+    assert (read_actions(reader(), text) or None) == expected
+
+
 @pytest.mark.parametrize("text", WRITTEN, ids=range(len(WRITTEN)))
 def test_last_reads_a_plan_as_models_write_it_and_strict_reading_does_not(text):
     assert " ".join(map(format_action, reader().read(text, "last").actions)) == FULL
@@ -187,6 +251,11 @@ HOSTILE = [
     " ",
     "[plan]",
     "1 ",
+    "[[",
+    '["a",',
+    '{"a":',
+    '[{"',
+    '{"action": "pick-up", "args": ["a"]},',
 ]
 
 

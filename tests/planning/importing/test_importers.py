@@ -204,11 +204,13 @@ CONSTRAINED = LAMPS.replace("(:predicates", "(:constraints) (:predicates")
 @pytest.mark.parametrize(
     ("files", "kind", "named"),
     [
-        ({"p.pddl": b"(define (problem \xff))"}, "unreadable", "p.pddl"),
+        ({"p.pddl": b"\xff\xfe("}, "unreadable", "p.pddl"),
         ({"p.pddl": pipe_problem(3)}, "no domain", "pipes"),
         ({"a.pddl": LAMPS, "b.pddl": LAMPS + "; b", "p.pddl": ONE}, "no domain", "bad/a.pddl, bad/b.pddl"),
         ({"domain.pddl": LAMPS, "p.pddl": ONE.replace("(on l1)", "(off l1)")}, "unreadable", "(off l1)"),
         ({"domain.pddl": LAMPS, "p.pddl": ONE.rstrip()[:-1]}, "unreadable", "line 1"),
+        ({"domain.pddl": LAMPS, "p.pddl": ONE.rstrip()[:-1]}, "unreadable", "unreadable: bad/p.pddl:"),
+        ({"domain.pddl": LAMPS.rstrip()[:-1], "p.pddl": ONE}, "unreadable", "unreadable: bad/domain.pddl:"),
         ({"domain.pddl": CONSTRAINED, "p.pddl": ONE}, "unsupported", ":constraints"),
         ({"domain.pddl": kiln.DOMAIN, "p.pddl": kiln.PROBLEM, "p.plan": kiln.PLAN}, "temporal", ""),
         ({"domain.pddl": LAMPS, "p.pddl": ONE.replace("(:init", "(:init (at 5 (on l1))")}, "temporal", ""),

@@ -14,7 +14,8 @@ from jaxppo.planning import (
     parse_problem,
     validate_plan,
 )
-from jaxppo.planning.language.plans import parse_plan_text
+from jaxppo.planning.answers.plan_check import check_as_json, check_as_text, check_plan
+from jaxppo.planning.language.plans import format_action, parse_plan_text
 from jaxppo.planning.validate.deviations import deviation
 from tests.planning.val_oracle import check_both, judge, needs_val
 
@@ -154,7 +155,7 @@ DEVIATIONS = {
     "time": switch(names="a\ntime"),
     "long plan": switch(text="(up a)(down a)" * 5000 + "(up a)"),
     "many objects": switch(names=" ".join(["a", *(f"o{n}" for n in range(10_001))])),
-    "no precondition": switch("(:action set :parameters (?l) :effect (on ?l))", text="(set a)"),
+    "no parameters": switch("(:action set :precondition (off a) :effect (on a))", text="(set)"),
     "no effect": switch("(:action nop :precondition (off a) :parameters ())", text="(nop) (up a)"),
 }
 
@@ -165,6 +166,29 @@ def test_what_only_val_cannot_read_is_a_deviation_and_no_disagreement(case):
     verdict = execute(parse_problem(case[1], parse_domain(case[0])), case[2])
     assert verdict.valid and deviation(*case)
     assert Audit(1, 0, None).check([case], [verdict]) == AuditResult(1, 0, 0, [], deviations=1)
+
+
+@needs_val
+@pytest.mark.parametrize("parameters", ["(?l)", "( ?l - (either object) )", "()"])
+def test_val_judges_operators_without_a_precondition(parameters):
+    extra = f"; (:action\n(:ACTION set\n:parameters {parameters}\n:effect (on a))"
+    case = switch(extra, text="(set)" if parameters == "()" else "(set a)")
+    verdict = execute(parse_problem(case[1], parse_domain(case[0])), case[2])
+    assert verdict.valid and deviation(*case) is None
+    assert Audit(1, 0, None).check([case], [verdict]) == AuditResult(1, 0, 0, [], deviations=0)
+    check = check_plan(case[0], case[1], "".join(map(format_action, case[2])), ask_val=True)
+    assert check.val is not None and check.val.valid and check.val_error is None
+
+
+@needs_val
+@pytest.mark.parametrize("case", [DEVIATIONS["no effect"], DEVIATIONS["after"]])
+def test_a_plan_that_val_says_nothing_about_keeps_its_verdict(case):
+    check = check_plan(case[0], case[1], "".join(map(format_action, case[2])), ask_val=True)
+    assert check.verdict.valid and check.val is None
+    assert check_as_json(check)["val_error"] == check.val_error
+    lines = check_as_text(check).splitlines()
+    assert lines[0] == "plan valid"
+    assert lines[-1].startswith("VAL gave no verdict: expected") and deviation(*case) in lines[-1]
 
 
 def test_other_plans_do_not_deviate():
