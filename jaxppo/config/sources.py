@@ -7,6 +7,7 @@ flat name.
 import contextlib
 import dataclasses
 import io
+import itertools
 import os
 import re
 import sys
@@ -430,7 +431,7 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
         ConfigError: unknown or missing flag, or a bad value, named in one line.
     """
     args = _with_home(list(sys.argv[1:] if argv is None else argv))
-    for arg in args:
+    for arg in itertools.takewhile("--".__ne__, args):  # all after it are words
         if _FLAG.match(arg) and arg not in ("-h", "--help"):
             _setting_of(arg.partition("=")[0], config_class)
     flat_class: Any = tyro.conf.OmitArgPrefixes[config_class]
@@ -446,7 +447,7 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
         raise ConfigError(f"{message} (--help explains every flag)") from None
 
 
-_FLAG = re.compile(r"--?[a-zA-Z]")
+_FLAG = re.compile(r"--|-[a-zA-Z]")
 """What a flag begins with: `-1` is a value, and one that begins like a flag is given as `--flag=-value`."""
 
 
@@ -462,7 +463,7 @@ def _read_flags(args: list[str], config_class: Any) -> dict[str, Any]:
         if not _FLAG.match(arg):
             if words is None:
                 raise ConfigError(
-                    f"{arg}: expected a flag (--help_all lists them), got a word after no flag"
+                    f"{shown(arg)}: expected a flag (--help_all lists them), got a word after no flag"
                 )
             words.append(arg)
             continue
@@ -478,10 +479,11 @@ def _read_flags(args: list[str], config_class: Any) -> dict[str, Any]:
         if name not in DEFAULT_PARTS:
             words_by_name[name] = []
         words = words_by_name.setdefault(name, [])
+        # `--no_x=True` has both words, so that it is refused.
+        if is_off:
+            words.append("False")
         if equals:
             words.append(value)
-        elif is_off:
-            words.append("False")
     fields = fields_of(config_class)
     values = {}
     for name, words in words_by_name.items():
@@ -600,7 +602,7 @@ def _first_paragraph(panel: str) -> str:
 
 
 def _as_name(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _setting_of(flag: str, config_class: Any) -> str:
@@ -616,18 +618,17 @@ def _setting_of(flag: str, config_class: Any) -> str:
     switch = word.removeprefix("no_")
     if name not in names and switch in names and fields[switch].type is bool:
         name = switch
-    if name in names and flag.startswith("--"):
+    if name in names:
         return name
-    requirement = "expected a flag of this command (--help_all lists them)"
+    name = name.removeprefix("no_")
+    start = f"{shown(flag)}: expected a flag of this command (--help_all lists them), got"
     if name in fields and name not in names:
         reason = "one that this command does not read, or that is an argument in Python alone (docs/configuration.md)"
-        raise ConfigError(f"{flag}: {requirement}, got {reason}")
+        raise ConfigError(f"{start} {reason}")
     if name in OLD_SETTINGS and name not in names:
-        raise ConfigError(
-            f"{flag}: expected a flag (--help_all lists them), got one that is gone; {OLD_SETTINGS[name].advice}"
-        )
+        raise ConfigError(f"{start} one that is gone; {OLD_SETTINGS[name].advice}")
     if name in MEANT:
         hint = _hint(name, names)
     else:
         hint = did_you_mean(f"--{name}", [f"--{setting}" for setting in names])
-    raise ConfigError(f"{flag}: {requirement}, got {flag!r}{hint}")
+    raise ConfigError(f"{start} {flag!r}{hint}")

@@ -5,11 +5,12 @@ import re
 
 import pytest
 
-from jaxppo.config import EvaluateConfig, RLConfig, SFTConfig, TrainConfig, sources
+from jaxppo.config import EvaluateConfig, ReportConfig, RLConfig, SFTConfig, TrainConfig, sources
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import (
     flatten,
     parse_cli,
+    parse_flags,
     preset_values,
     read_yaml,
     replace,
@@ -104,6 +105,11 @@ def test_a_file_that_names_a_reward_server_by_settings_of_its_own_is_read(tmp_pa
         (["--preset", "huge"], ["preset", "default", "tiny", "'huge'"]),
         (["--config", "/no/such.yaml"], ["config", "/no/such.yaml"]),
         (["--resume"], ["resume", "--output_dir"]),
+        (["a\nb"], [r"'a\nb'", "no flag"]),
+        (["--eval_splits", "test", "---seed", "5"], ["---seed", "'--seed'"]),
+        (["-seed", "5"], ["-seed", "'--seed'"]),
+        (["--eval_splits", "--"], ["--: "]),
+        (["--seed\n", "5"], [r"'--seed\n'"]),
     ],
 )
 def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
@@ -198,6 +204,17 @@ def test_switches_may_be_given_a_value():
     assert parse("--preset", "tiny", "--use-peft=true", "--seed", "3").peft.use_peft
     for args in (["--use_peft", "False"], ["--use_peft", "--use_peft=False"], ["--no_use_peft"]):
         assert parse("--preset", "tiny", *args, "--seed", "3").peft.use_peft is False
+
+
+@pytest.mark.parametrize("value", ["True", "False"])
+def test_a_switch_turned_off_takes_no_value(value):
+    """`--no_use_peft=True` turned it on."""
+    for args in ([f"--no_use_peft={value}"], ["--no_use_peft", value]):
+        assert error_line("--preset", "tiny", *args).startswith("--use_peft: expected True or False")
+
+
+def test_words_after_two_hyphens_are_no_flags():
+    assert parse_flags(ReportConfig, "report", ["--", "-run", "--other"]).runs == ("-run", "--other")
 
 
 def test_read_yaml_names_a_file_that_is_no_text(tmp_path):
@@ -305,6 +322,8 @@ def test_help_begins_with_twelve_flags_whose_examples_can_be_read(command, capsy
     [
         ("--test_sizes", "--sizes test=4:40"),
         ("--process_id", "--distributed"),
+        ("--no_pool", "docs/experiments/"),
+        ("--no_bf16", "'dtype'"),
         ("--val_timeout_s", "in Python"),
         ("--eval_top_k", "in Python"),
     ],
