@@ -346,6 +346,9 @@ def _with_home(value: Any) -> Any:
 _STARTED_IN = "started in: "
 """Begins the comment at the end of a run's configuration."""
 
+_LOCAL = ("dataset", "reward_funcs", "model", "compare_with", "plans", "pddl_dir")
+"""Settings that may name files of the machine, beside those that end in `_path`."""
+
 
 def write_yaml(
     config: Any, path: Path, command: str | None = None, folder: Path | None = None
@@ -462,7 +465,7 @@ def _enter_start_folder(output_dir: str, values: Mapping[str, Any]) -> str:
         )
         return output_dir
     for name, value in values.items():
-        for word in () if name in CALL_ONLY else as_list(value):
+        for word in as_list(value) if name in _LOCAL or name.endswith("_path") else ():
             if _has_file(start, str(word)) and not _has_file(os.curdir, str(word)):
                 output_dir = os.path.abspath(output_dir)
                 print(

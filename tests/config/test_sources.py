@@ -271,7 +271,8 @@ def test_a_run_that_is_resumed_elsewhere_goes_on_where_its_files_are(tmp_path, m
     (start / file).parent.mkdir(parents=True)
     (start / file).touch()
     (elsewhere / "moved").mkdir(parents=True)
-    made = parse(*flags)
+    (start / "train").mkdir()  # no file of a run, though a split has this name
+    made = parse(*flags, "--train_split", "train")
     saved = elsewhere / "moved" / "config.yaml"
     write_yaml(made, saved, "train", start)
     monkeypatch.chdir(elsewhere)
@@ -287,6 +288,7 @@ def test_a_run_that_is_resumed_elsewhere_goes_on_where_its_files_are(tmp_path, m
     copied = shutil.copytree(start, elsewhere / "copied")
     shutil.move(saved.parent, copied)
     monkeypatch.chdir(copied)
+    shutil.rmtree(copied / "train")
     assert parse("--resume", "--output_dir", "moved").run.output_dir == "moved"
     saved = copied / "moved" / "config.yaml"
     shutil.rmtree(copied / file.partition("/")[0], ignore_errors=True)
