@@ -15,9 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxppo import hf, models
-from jaxppo.config import DataConfig, RewardModelConfig
+from jaxppo.config import DEFAULT_PAIR_SPLITS, DataConfig, RewardModelConfig
 from jaxppo.config.sources import parse_cli
-from jaxppo.data import ChatTemplate, check_same, make_chat_template
+from jaxppo.data import (
+    ChatTemplate,
+    check_same,
+    make_chat_template,
+    without_missing_splits,
+)
 from jaxppo.data.preferences import Pair, PairBatch, Pairs, PreferenceData, encode_pairs, load_rows
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.intervals import interval_text, wilson
@@ -296,11 +301,22 @@ def train_reward_model(config: RewardModelConfig) -> Path:
         raise DataError("dataset: expected a folder with preference data or a hub id, got None")
     if config.model_path is None:
         raise ConfigError("model_path: expected a language model or a reward model, got None")
+    fitting, left_out = without_missing_splits(
+        DataConfig(
+            dataset=config.dataset,
+            dataset_config=config.dataset_config,
+            eval_splits=config.eval_splits,
+        ),
+        DEFAULT_PAIR_SPLITS,
+    )
+    config = dataclasses.replace(config, eval_splits=fitting.eval_splits)
     config.loop.check_evaluated([f"eval/{split}/accuracy" for split in config.eval_splits])
     run = begin("reward_model", config)
     if run.is_finished():
         return run.folder
     console = run.console
+    if left_out is not None:
+        console.print(left_out)
     folder = run.folder
     parallel = run.parallel
     assert run.trackers is not None  # trackers that are not installed are met here
@@ -373,7 +389,7 @@ def _train(
         return learner.whole(state.params, state.frozen)
 
     results: dict[str, Any] = {
-        "headline_split": config.eval_splits[0],
+        "headline_split": next(iter(config.eval_splits), None),
         "before": evaluate(parallel.put(start.params)),
         "too_long": {split: pairs.num_too_long for split, pairs in splits.items()},
     }

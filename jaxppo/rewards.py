@@ -13,6 +13,7 @@ several. As in TRL, a score is the number that a completion gets.
 import asyncio
 import inspect
 import math
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
@@ -24,7 +25,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 from jaxppo.config.redact import redact
-from jaxppo.errors import DataError, JaxppoError, did_you_mean
+from jaxppo.errors import DataError, JaxppoError
 from jaxppo.planning.language.overlap import lccs, lcs
 from jaxppo.run.jsonl import json_value
 from jaxppo.run.metrics import may_report
@@ -289,13 +290,31 @@ def check_columns(name: str, reward: RewardFunction, columns: Iterable[str]) -> 
     """Raise a `DataError` that names the first column that a reward function needs and the data lack."""
     column = missing_column(reward, columns)
     if column is not None:
-        available = ", ".join(sorted(columns))
+        available = ", ".join(sorted({*columns} - {PROMPT_IDS}))
         fix = "use data that has it, or give the parameter a default"
-        # TRL's arguments are plural, and columns of these names are not given to functions.
-        hint = did_you_mean(column, RESERVED_NAMES) if column in ("prompt", "completion") else ""
+        hint = ""
+        if column in _MEANT_ARGUMENTS:
+            fix = f"here {_MEANT_ARGUMENTS[column]!r} are a list with a text for each completion"
+            hint = " (docs/own_reward.md)"
         raise DataError(
             f"reward {name}: expected a data column {column!r}, got {available}; {fix}{hint}"
         )
+
+
+_MEANT_ARGUMENTS = {
+    "prompt": "prompts",
+    "query": "prompts",
+    "question": "prompts",
+    "completion": "completions",
+    "generation": "completions",
+    "output": "completions",
+    "outputs": "completions",
+    "response": "completions",
+    "responses": "completions",
+    "solution_str": "completions",
+    "solution_strs": "completions",
+}
+"""What functions that were written for other trainers, such as verl's `compute_score`, call our arguments."""
 
 
 def missing_column(reward: RewardFunction, columns: Iterable[str]) -> str | None:
@@ -460,11 +479,15 @@ def _to_python(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+FAILURES = (Exception, SystemExit)
+"""What a function may fail by: sys.exit() in it is no reason for the run to end without a word."""
+
+
 def _call_or_stop(name: str, reward: RewardFunction, completions: Completions) -> Scores:
     """Call a function; where a user's function fails, name the line. Errors of the package pass unchanged."""
     try:
         return call(name, reward, completions)
-    except Exception as error:
+    except FAILURES as error:
         frames = traceback.extract_tb(error.__traceback__)
         # The function begins where this file is left for the last time.
         first = max(n for n, frame in enumerate(frames, 1) if frame.filename == __file__)
@@ -486,7 +509,7 @@ def _call_or_isolate(name: str, reward: RewardFunction, completions: Completions
     """Call a function; where a completion makes it fail, score each by itself, so that only that one is lost."""
     try:
         return call(name, reward, completions)
-    except Exception as error:
+    except FAILURES as error:
         scores = join_scores([call_row(name, reward, row) for row in completions.single_rows()])
         # A function that always gives too few values fails on each alone, too: `expected 1 values,
         # got 0` would say less of it than the count of the whole batch.
@@ -500,7 +523,7 @@ def call_row(name: str, reward: RewardFunction, row: Completions) -> Scores:
     """Call a function for a single completion; an exception becomes `Failed`."""
     try:
         return call(name, reward, row)
-    except Exception as error:
+    except FAILURES as error:
         return failed_row("errors", describe_error(error))
 
 
@@ -512,7 +535,16 @@ def failed_row(kind: Literal["errors", "timeouts"], reason: str) -> Scores:
 def describe_error(error: BaseException) -> str:
     """Describe an exception in one short line."""
     # Bounded, since it stands in messages and in every line of samples.jsonl.
-    return redact(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
+    text = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
+    if _TEXT_AS_CHAT.search(text):
+        text += " (prompts and completions are texts here, also those of chats: docs/own_reward.md)"
+    return text
+
+
+_TEXT_AS_CHAT = re.compile(
+    r"string ind(ex|ices)|'str' object has no attribute '(content|get|role)'"
+)
+"""How a text fails that a function takes for a list of messages, which TRL gives where the data are conversational."""
 
 
 def join_scores(batches: Sequence[Scores]) -> Scores:

@@ -251,9 +251,13 @@ def learn(setup: SelfTrainSetup, current: Round, rows: list[data.Row]) -> tuple[
 
 def self_train(config: SelfTrainConfig) -> Path:
     """Carry out a run, or what is left of it; returns the run folder."""
+    fitting, left_out = data.without_missing_splits(config.data, needs_one=True)
+    config = dataclasses.replace(config, data=fitting)
     run = run_folder.begin("self_train", config)
     if run.is_finished():
         return run.folder
+    if left_out is not None:
+        run.console.print(left_out)
     setup = set_up(run)
     print_plan(setup)
     if config.run.dry_run:

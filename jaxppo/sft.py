@@ -71,7 +71,10 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sup
     """
     if config.model_path is not None:
         policy = hf.load_policy(
-            config.model_path, placement, shapes_only=config.run.target is not None
+            config.model_path,
+            placement,
+            # An adapter is compared with the weights that it was trained on.
+            shapes_only=config.run.target is not None and config.peft.lora_path is None,
         )
         return SupervisedStart(*policy, *_adapter(config, policy.config, policy.params))
     if config.tokenizer_path is None:
@@ -198,29 +201,23 @@ def fit_to_data(config: SFTConfig) -> tuple[SFTConfig, str | None]:
     Returns:
         The settings, and a line that says what is not evaluated; None where all is.
     """
-    splits = config.data.eval_splits
-    missing = data.missing_splits(config.data, splits)
+    named = config.data.names_eval_splits
     # A split that was named and is missing is a mistake, which `read_inputs` meets before it loads the model.
-    if not splits or (missing and config.data.names_eval_splits):
+    if named and data.missing_splits(config.data, config.data.eval_splits):
         return config, None
-    remaining = tuple(split for split in splits if split not in missing)
-    lines = []
-    if not _scores_answers(config) and not config.data.names_eval_splits:
+    changed, line = data.without_missing_splits(config.data)
+    lines = [] if line is None else [line]
+    remaining = changed.eval_splits
+    if not _scores_answers(config) and not named:
         unreadable = _unreadable_splits(config, remaining)
         remaining = tuple(split for split in remaining if split not in unreadable)
         lines += [f"eval_splits: {split} left out: {unreadable[split]}" for split in unreadable]
-    if missing:
-        nothing = "" if remaining else ", so nothing is evaluated"
-        lines.append(
-            f"eval_splits: {', '.join(missing)} left out, which {config.data.dataset} does not have{nothing}; "
-            "--eval_splits names others"
-        )
     if remaining and not _scores_answers(config):
         lines.append(
             f"{', '.join(remaining)}: evaluated by the loss alone, as the rows are no planning problems and no reward "
             "function is named; --reward_funcs module:function scores answers"
         )
-    if remaining != splits:
+    if remaining != config.data.eval_splits:
         changed = dataclasses.replace(config.data, eval_splits=remaining)
         config = dataclasses.replace(config, data=changed)
     return config, "\n".join(lines) or None

@@ -5,6 +5,7 @@ Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `check
 `profile/`.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -267,9 +268,13 @@ def _compile_for_target(run: run_folder.Run) -> None:
 
 def train(config: TrainConfig) -> Path:
     """Carry out a run, or what is left of it; returns the run folder."""
+    fitting, left_out = data.without_missing_splits(config.data)
+    config = dataclasses.replace(config, data=fitting)
     run = run_folder.begin("train", config)
     if run.is_finished():
         return run.folder
+    if left_out is not None:
+        run.console.print(left_out)
     if config.run.target is not None:
         _compile_for_target(run)
         return run.folder

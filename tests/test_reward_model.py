@@ -419,7 +419,6 @@ BAD_INPUT = {
         ConfigError,
         "^metric_for_best_model: .*eval/test/accuracy.*'eval/dev/accuracy'",
     ),
-    "no splits": (["--eval_splits"], ConfigError, "^eval_splits: "),
     "length": (["--max_length", "0"], ConfigError, "^max_length: "),
     "sizes of a fresh model": (["--hidden_size", "30"], ConfigError, "--model_path"),
 }

@@ -181,7 +181,7 @@ def positional(completions, answer, **columns):
 def test_a_missing_column_is_named_and_never_passed_over(function):
     with pytest.raises(DataError, match=rf"reward {function.__name__}: .*'answer'"):
         run_reward(function, on_error="skip")
-    with pytest.raises(DataError, match=r"'answer'.* id, prompt_ids"):
+    with pytest.raises(DataError, match=r"'answer', got id; "):
         Rewards([Reward(function.__name__, function)]).check_columns(["id"])
     # So is a column of the data that ours would hide.
     for name in ("prompts", "completions", "completion_ids", "log_metric", "log_extra", "prompt_ids"):
@@ -271,6 +271,58 @@ def test_a_singular_is_not_filled_from_the_data(score, typo):
     assert list(data.columns_of(rows)) == ["id"]
     with pytest.raises(DataError, match=f"'{typo}'.*'{typo}s'"):
         Rewards([Reward("score", score)]).check_columns(data.columns_of(rows))
+
+
+@pytest.mark.parametrize("name", ["solution_str", "response", "outputs"])
+def test_a_function_for_another_trainer_is_told_what_its_argument_is_called(name):
+    namespace = {}
+    exec(f"def compute_score({name}, ground_truth): return 1.0", namespace)
+    reward = Reward("compute_score", namespace["compute_score"])
+    with pytest.raises(DataError, match=f"'{name}', got ground_truth; here 'completions' .* each completion"):
+        Rewards([reward]).check_columns(["ground_truth"])
+
+
+def first_turn(completions):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def all_turns(completions):
+    return [float(sum(turn.get("content") == "x" for turn in completion)) for completion in completions]
+
+
+async def prompt_turns(prompts):
+    return [float(len(prompt[-1]["content"])) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "timeout_s"),
+    [
+        (first_turn, "yy", None),
+        (first_turn, "", None),
+        (all_turns, "yy", None),
+        (prompt_turns, "yy", None),
+        (prompt_turns, "yy", 30.0),
+    ],
+)
+def test_a_function_for_chats_is_told_that_it_gets_texts(function, text, timeout_s):
+    with pytest.raises(DataError, match=r"texts here, also those of chats: docs/own_reward\.md"):
+        run_reward(function, texts=(text,), timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30.0])
+def test_a_function_that_ends_the_program_is_named_and_costs_its_completions_alone(timeout_s):
+    def leave(completions):
+        if "yy" in completions:
+            raise SystemExit(3)
+        return [1.0] * len(completions)
+
+    async def leave_later(completions):
+        return leave(completions)
+
+    function = leave if timeout_s is None else leave_later
+    with pytest.raises(DataError, match=r"reward leave.*SystemExit: 3"):
+        run_reward(function, timeout_s=timeout_s)
+    assert run_reward(function, timeout_s=timeout_s, on_error="skip").values == [1.0, None, 1.0]
 
 
 @pytest.mark.parametrize(("on_error", "instead"), [("skip", None), (0.0, 0.0)])

@@ -16,11 +16,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxppo import data, hf, models, sft
-from jaxppo.config import SFTConfig
+from jaxppo.config import ExportConfig, SFTConfig
 from jaxppo.config.sources import parse_cli, replace
 from jaxppo.data.batches import packed
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.held_out import ReferenceLoss
+from jaxppo.export import export
 from jaxppo.nn import lora
 from jaxppo.nn.gpt2 import GPT2Config
 from jaxppo.nn.lora import LoraConfig
@@ -420,9 +421,45 @@ def test_a_run_with_adapters_is_read_by_peft_and_goes_on_as_it_was_stopped(chats
     assert step == 4 and meta["models"]["adapter"]["r"] == 2
     assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(params)} == {"lora_a", "lora_b"}
 
-    # Another run starts from the adapter.
-    sft.sft(chat_config(chats, tmp_path / "more", use_peft=True, lora_path=str(whole / "adapters" / "policy")))
-    assert hf.peft.load_adapter(tmp_path / "more" / "adapters" / "policy", config, base)[0].r == 2
+
+@pytest.mark.full
+def test_training_of_an_adapter_goes_on_also_after_a_stop_and_peft_reads_it(chats, tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    first, more, stopped = tmp_path / "first", tmp_path / "more", tmp_path / "stopped"
+    sft.sft(chat_config(chats, first, use_peft=True, lora_r=2))
+    path = first / "adapters" / "policy"
+    # The flags of the command, as no other setting says it.
+    flags = ["--model_path", str(chats / "model"), "--use_peft", "--lora_path", str(path)]
+    settings = {"use_peft": True, "lora_path": parse_cli(SFTConfig, "sft", flags).peft.lora_path}
+    # Too small a rate to change the adapter: what is written is what was read.
+    sft.sft(replace(chat_config(chats, tmp_path / "same", **settings), learning_rate=1e-30))
+    file = "adapters/policy/adapter_model.safetensors"
+    assert_equal_trees(load_file(first / file), load_file(tmp_path / "same" / file))
+    sft.sft(chat_config(chats, more, **settings))
+    batch = data.SupervisedData.batch
+
+    def stop(self, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return batch(self, step)
+
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setattr(data.SupervisedData, "batch", stop)
+        sft.sft(chat_config(chats, stopped, **settings))
+    sft.sft(chat_config(chats, stopped, resume=True, **settings))
+    assert_equal_trees(load_file(more / file), load_file(stopped / file))
+    before, after = load_file(first / file), load_file(more / file)
+    assert max(np.abs(after[name] - before[name]).max() for name in after) > 1e-4
+
+    export(ExportConfig(run_dir=str(more), output_dir=str(tmp_path / "export")))
+    config, merged = hf.load_pretrained(tmp_path / "export" / "policy")
+    ids = np.array([[2, 4, 8, 9, 10, 6], [2, 4, 9, 10, 6, 5]])
+    plain = transformers.AutoModelForCausalLM.from_pretrained(chats / "model")
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path / "export" / "adapters" / "policy").eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    logits = np.asarray(models.apply(config, merged, jnp.asarray(ids)).logits)
+    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
 
 
 def test_settings_of_what_is_learned_that_do_not_go_together_are_refused():

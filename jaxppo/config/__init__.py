@@ -14,6 +14,7 @@ from jaxppo.config.commands import (
     RewardServerConfig,
 )
 from jaxppo.config.data import (
+    DEFAULT_EVAL_SPLITS,
     DEFAULT_PROMPT_LENGTH,
     SPLITS,
     CurriculumConfig,
@@ -27,11 +28,13 @@ from jaxppo.config.rl import RLConfig
 from jaxppo.config.run import LoopConfig, RunConfig
 from jaxppo.config.sampling import EvalConfig, SamplingConfig
 from jaxppo.config.self_train import SelfTrainConfig
-from jaxppo.config.supervised import RewardModelConfig, SFTConfig
+from jaxppo.config.supervised import DEFAULT_PAIR_SPLITS, RewardModelConfig, SFTConfig
 from jaxppo.config.train import TrainConfig
 
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT_EVAL_SPLITS",
+    "DEFAULT_PAIR_SPLITS",
     "DEFAULT_PROMPT_LENGTH",
     "SPLITS",
     "Algorithm",

@@ -84,7 +84,7 @@ class DataConfig:
     """Split to train on."""
     eval_splits: tuple[str, ...] = DEFAULT_EVAL_SPLITS
     """Splits to evaluate on (alias --splits); the first is the one called in-distribution. With none, train and sft do
-    not evaluate; sft leaves out those of the default that the data do not have."""
+    not evaluate. Those of the default that the data do not have are left out, with a line that says so."""
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""

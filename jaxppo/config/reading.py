@@ -1,13 +1,26 @@
 """JSON and YAML that others wrote: an error is one line, whatever is in it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from jaxppo.errors import DataError
 
+POINTER = "a pointer of git-lfs; `git lfs pull` in its repository fetches the file itself"
+"""What lies in the place of a large file where git-lfs was not installed, for messages."""
+_POINTER_START = "version https://git-lfs.github.com/spec/"
+
 _TOO_DEEP = "nested too deeply"
+
+
+def is_pointer(path: Path) -> bool:
+    """Return whether a file is git-lfs's pointer to the one that is meant."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_POINTER_START)) == _POINTER_START.encode()
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -27,6 +40,8 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         raise DataError(f"broken JSON ({_TOO_DEEP})") from None
     except ValueError as error:
+        if str(text).startswith(_POINTER_START):
+            raise DataError(POINTER) from error
         raise DataError(f"broken JSON ({error})") from error
     return content
 

@@ -157,10 +157,12 @@ def replace(config: Config, /, **changes: Any) -> Config:
         ConfigError: a name that no group has, or a value that a group rejects.
     """
     fields = fields_of(type(config))
-    for name in sorted(changes.keys() - fields.keys()):
-        raise ConfigError(
+    _refuse_all(
+        [
             f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, fields)}"
-        )
+            for name in sorted(changes.keys() - fields.keys())
+        ]
+    )
     parsed = {name: _parse(name, fields[name].type, value) for name, value in changes.items()}
     return _rebuild(config, parsed)
 
@@ -314,9 +316,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"config: {path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"config: expected `flag: value` lines in {path}, got {type(content).__name__}"
-        )
+        # What YAML makes of a file that is empty, or has comments alone.
+        found = "none" if content is None else type(content).__name__
+        raise ConfigError(f"config: expected `flag: value` lines in {path}, got {found}")
     for name in content:
         # A file that names another one would hide it
         if not isinstance(name, str) or name == "config":
@@ -342,13 +344,23 @@ def _with_home(value: Any) -> Any:
     return (match["flag"] or "") + os.path.expanduser("~") + value[match.end() :]
 
 
-def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
+_STARTED_IN = "started in: "
+"""Begins the comment at the end of a run's configuration."""
+
+_LOCAL = ("dataset", "reward_funcs", "model", "compare_with", "plans", "pddl_dir")
+"""Settings that may name files of the machine, beside those that end in `_path`."""
+
+
+def write_yaml(
+    config: Any, path: Path, command: str | None = None, folder: Path | None = None
+) -> None:
     """Write the resolved configuration as flat YAML: all that decides the result, so that `--config` repeats it.
 
     Args:
         config: what to write; secrets in it are replaced by `<redacted>`.
         path: the file.
         command: the command line that led to it, kept as a comment at the top, without its secrets.
+        folder: where the command was started, kept as a comment at the end: relative paths are relative to it.
     """
     names = setting_names(type(config))
     defaults = flatten(type(config)())
@@ -359,7 +371,8 @@ def write_yaml(config: Any, path: Path, command: str | None = None) -> None:
         if name not in CALL_ONLY and (name in names or value != defaults[name]):
             flat[name] = value
     head = "" if command is None else _yaml_comment(f"command: {command}")
-    write_atomically(path, head + yaml.safe_dump(plain_values(flat), sort_keys=False))
+    foot = "" if folder is None else _yaml_comment(f"{_STARTED_IN}{folder}")
+    write_atomically(path, head + yaml.safe_dump(plain_values(flat), sort_keys=False) + foot)
 
 
 def plain_values(flat: dict[str, Any]) -> dict[str, Any]:
@@ -417,11 +430,62 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
     show_help(config_class, command, setting_names(config_class), args)
     flags = _read_flags(_with_home(list(args)), config_class)
     values = _merge(_file_values(config_class, command, flags), flags)
+    if values.get("resume") and values.get("output_dir") is not None:
+        values["output_dir"] = _enter_start_folder(str(values["output_dir"]), values)
     for name, value in values.items():
         if REDACTED in str(value):
             fix = f"give --{name} again, as a run's config.yaml keeps no secrets"
             raise ConfigError(f"{name}: expected no {REDACTED} in it, got {value!r}; {fix}")
     return replace(config_class(), **values)
+
+
+def _enter_start_folder(output_dir: str, values: Mapping[str, Any]) -> str:
+    """Go to the folder in which the run to resume was started, where its files are there and not here.
+
+    Its settings stay as they were given, so that they compare equal and no page or card shows more of the machine.
+
+    Args:
+        output_dir: the run.
+        values: its settings; paths, and modules of reward functions, may be relative.
+
+    Returns:
+        The run, as it is named from the folder that the command goes on in.
+    """
+    saved = Path(output_dir) / CONFIG_FILE
+    if not saved.is_file():
+        return output_dir
+    last_line = saved.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
+    start = last_line.removeprefix(f"# {_STARTED_IN}")
+    if start == last_line or start == os.getcwd():
+        return output_dir
+    if not os.path.isdir(start):
+        print(
+            f"output_dir: {output_dir} was started in {start}, which is no folder here: relative paths are looked for "
+            f"in {os.getcwd()}",
+            file=sys.stderr,
+        )
+        return output_dir
+    for name, value in values.items():
+        for word in as_list(value) if name in _LOCAL or name.endswith("_path") else ():
+            if _has_file(start, str(word)) and not _has_file(os.curdir, str(word)):
+                output_dir = os.path.abspath(output_dir)
+                print(
+                    f"output_dir: {output_dir} goes on in {start}, where it was started: {name} {word} is there",
+                    file=sys.stderr,
+                )
+                os.chdir(start)
+                return output_dir
+    return output_dir
+
+
+def _has_file(folder: str, word: str) -> bool:
+    """Return whether a word is the path of a file in a folder, or module:function of a module in it."""
+    module, colon, _ = word.partition(":")
+    paths = [word]
+    if colon:
+        path = module.replace(".", "/")
+        paths += [path, f"{path}.py"]
+    return any(path and os.path.exists(os.path.join(folder, path)) for path in paths)
 
 
 def parse_flags(config_class: type[Config], command: str, argv: list[str] | None = None) -> Config:
@@ -431,9 +495,8 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
         ConfigError: unknown or missing flag, or a bad value, named in one line.
     """
     args = _with_home(list(sys.argv[1:] if argv is None else argv))
-    for arg in itertools.takewhile("--".__ne__, args):  # all after it are words
-        if _FLAG.match(arg) and arg not in ("-h", "--help"):
-            _setting_of(arg.partition("=")[0], config_class)
+    flags = itertools.takewhile("--".__ne__, args)  # all after it are words
+    _check_flags([arg for arg in flags if arg not in ("-h", "--help")], config_class)
     flat_class: Any = tyro.conf.OmitArgPrefixes[config_class]
     prog = f"python -m jaxppo.{command}"
     messages = io.StringIO()
@@ -451,11 +514,30 @@ _FLAG = re.compile(r"--|-[a-zA-Z]")
 """What a flag begins with: `-1` is a value, and one that begins like a flag is given as `--flag=-value`."""
 
 
+def _check_flags(args: list[str], config_class: Any) -> None:
+    """Raise a `ConfigError` that names every flag which the command does not have."""
+    messages = []
+    for arg in args:
+        if _FLAG.match(arg):
+            try:
+                _setting_of(arg.partition("=")[0], config_class)
+            except ConfigError as error:
+                messages.append(str(error))
+    _refuse_all(messages)
+
+
+def _refuse_all(messages: list[str]) -> None:
+    """Raise one `ConfigError` for all of the messages, if there are any: whoever mends one would only meet the next."""
+    if messages:
+        raise ConfigError("; ".join(dict.fromkeys(messages)))
+
+
 def _read_flags(args: list[str], config_class: Any) -> dict[str, Any]:
     """Read a command line as a file with these settings would be read: {setting: value}.
 
     Of a flag that comes twice the last counts; of one of KEY=VALUE words all words stay.
     """
+    _check_flags(args, config_class)
     words_by_name: dict[str, list[str]] = {}
     word_by_name: dict[str, str] = {}
     words = None
@@ -538,7 +620,9 @@ def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dic
     names = setting_names(config_class)
     defaults = flatten(config_class())
     settings = {}
+    messages = []
     for name, value in values.items():
+        requirement = None
         if name in names:
             settings[name] = value
         elif name in defaults:
@@ -546,14 +630,19 @@ def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dic
             # alone, and a preset may serve several commands.
             default = defaults[name]
             plain = list(default) if isinstance(default, tuple) else default
-            require(value == plain, name, f"{plain} with {command}, which has no such flag", value)
+            if value != plain:
+                requirement = f"{plain} with {command}, which has no such flag"
         elif name in OLD_SETTINGS:
             old = OLD_SETTINGS[name]
-            require(old.is_neutral(value), shown(name), f"no such setting; {old.advice}", value)
+            if not old.is_neutral(value):
+                requirement = f"no such setting; {old.advice}"
         else:
-            raise ConfigError(
+            messages.append(
                 f"{shown(name)}: expected the name of a setting, got {name!r}{_hint(name, names)}"
             )
+        if requirement is not None:
+            messages.append(f"{shown(name)}: expected {requirement}, got {value!r}")
+    _refuse_all(messages)
     return settings
 
 
@@ -605,6 +694,10 @@ def _as_name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
+def _is_positional(spec: dataclasses.Field) -> bool:
+    return tyro.conf.Positional in getattr(spec.type, "__metadata__", ())
+
+
 def _setting_of(flag: str, config_class: Any) -> str:
     """Return the setting that a flag says, without its value.
 
@@ -618,7 +711,7 @@ def _setting_of(flag: str, config_class: Any) -> str:
     switch = word.removeprefix("no_")
     if name not in names and switch in names and fields[switch].type is bool:
         name = switch
-    if name in names:
+    if name in names and not _is_positional(fields[name]):
         return name
     name = name.removeprefix("no_")
     start = f"{shown(flag)}: expected a flag of this command (--help_all lists them), got"
@@ -630,5 +723,9 @@ def _setting_of(flag: str, config_class: Any) -> str:
     if name in MEANT:
         hint = _hint(name, names)
     else:
-        hint = did_you_mean(f"--{name}", [f"--{setting}" for setting in names])
+        positional = [setting for setting in names if _is_positional(fields[setting])]
+        flags = [f"--{setting}" for setting in names if setting not in positional]
+        hint = did_you_mean(f"--{name}", flags)
+        if positional:
+            hint += f"; {' and '.join(positional)} are given without a flag"
     raise ConfigError(f"{start} {flag!r}{hint}")

@@ -22,6 +22,9 @@ from jaxppo.config.reward import TRAINING_REWARD_FIELDS, RewardConfig
 from jaxppo.config.run import LoopConfig, RunConfig, with_best_metric
 from jaxppo.config.sampling import EvalConfig
 
+DEFAULT_PAIR_SPLITS = ("test",)
+"""Splits that a reward model is evaluated on where none are named."""
+
 MODEL_KWARGS = {"num_key_value_heads": int, "rotary_pct": (int, float), "tie_word_embeddings": bool}
 """What `model_kwargs` may say, with its types."""
 
@@ -61,7 +64,6 @@ class SFTConfig:
         "eval_rows",
         "metric_for_best_model",
         "adam_epsilon",
-        "lora_path",
         *TRAINING_REWARD_FIELDS,
     )
     """Fields of the groups that this command has no flags for."""
@@ -256,8 +258,9 @@ class RewardModelConfig:
     """Which one, where a hub id holds several data sets (its configurations); default: the only one."""
     train_split: str = "train"
     """Split to train on."""
-    eval_splits: tuple[str, ...] = ("test",)
-    """Splits to evaluate on, before and after; the first one gives the metrics named eval_..."""
+    eval_splits: tuple[str, ...] = DEFAULT_PAIR_SPLITS
+    """Splits to evaluate on, before and after; the first one gives the metrics named eval_... With none, and where the
+    data do not have that of the default, nothing is evaluated."""
     use_chat_template: bool | None = None
     """Read prompt and completion as turns of a chat, by the tokenizer's chat template, as PPO will have them scored.
     Default: where the tokenizer has a template."""
@@ -291,7 +294,6 @@ class RewardModelConfig:
         epochs = self.num_train_epochs
         require(0.0 < epochs < math.inf, "num_train_epochs", "a finite number above 0", epochs)
         require_finite(self, "center_rewards_coefficient")
-        require(len(self.eval_splits) > 0, "eval_splits", "at least one split", self.eval_splits)
         require_default(self.optimizer, "value_learning_rate", "as there is no value model")
         require_default(self.peft, "lora_path", "as a reward model's adapter is fresh")
         require_default(self.run, "target", "as only `train` and `sft` have it")

@@ -50,6 +50,7 @@ from jaxppo.data.rows import (
     make_splits,
     missing_splits,
     read_rows,
+    without_missing_splits,
 )
 from jaxppo.data.stop_strings import has_stop_string, stop_table
 from jaxppo.data.stream import stream_of
@@ -106,6 +107,7 @@ __all__ = [
     "stream_of",
     "token_ids",
     "within_limit",
+    "without_missing_splits",
     "without_overlong",
     "word_tokenizer",
     "words_of_dataset",

@@ -1,5 +1,6 @@
 """Rows of data sets: read from a folder, a toy, the hub or the built-in domain, and checked."""
 
+import dataclasses
 import gc
 import json
 import random
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config import DataConfig
+from jaxppo.config import DEFAULT_EVAL_SPLITS, DataConfig
 from jaxppo.data.builtin import GeneratedSplit, builtin_split
 from jaxppo.data.chats import ANSWER, Row, plain_row
 from jaxppo.data.dataset_source import find_dataset, has_split, library_table
@@ -122,6 +123,43 @@ def missing_splits(config: DataConfig, splits: Sequence[str]) -> list[str]:
     return [
         split for split in splits if not has_split(config.dataset, split, config.dataset_config)
     ]
+
+
+def without_missing_splits(
+    config: DataConfig,
+    default: tuple[str, ...] = DEFAULT_EVAL_SPLITS,
+    *,
+    needs_one: bool = False,
+) -> tuple[DataConfig, str | None]:
+    """Leave out evaluation splits of the default that a data set does not have; those that were named stay.
+
+    Args:
+        config: which data set and splits.
+        default: what its splits are where none were named.
+        needs_one: whether the command cannot do without an evaluation.
+
+    Returns:
+        The settings, and a line that says what is left out; None where nothing is.
+
+    Raises:
+        DataError: one is needed, and none of the default is there.
+    """
+    # By identity: who names the splits of the default wants all of them.
+    missing = missing_splits(config, default) if config.eval_splits is default else []
+    if not missing:
+        return config, None
+    remaining = tuple(split for split in default if split not in missing)
+    if needs_one and not remaining:
+        raise DataError(
+            f"eval_splits: expected a split of {config.dataset} to evaluate on, got none of the default "
+            f"{', '.join(default)}; --eval_splits names others"
+        )
+    nothing = "" if remaining else ", so nothing is evaluated"
+    line = (
+        f"eval_splits: {', '.join(missing)} left out, which {config.dataset} does not have{nothing}; --eval_splits "
+        "names others"
+    )
+    return dataclasses.replace(config, eval_splits=remaining), line
 
 
 def check_splits(config: DataConfig, splits: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ Prints a table, and writes a run folder with `config.yaml`, `eval.json`, `sample
 `--compare_with`, `samples_compared.jsonl` too.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -90,10 +91,14 @@ class EvaluatedModel(NamedTuple):
 
 def evaluate(config: EvaluateConfig) -> Path:
     """Evaluate models or a file of plans, compare them where asked; returns the run folder."""
+    fitting, left_out = data.without_missing_splits(config.data, needs_one=True)
+    config = dataclasses.replace(config, data=fitting)
     run = run_folder.begin("evaluate", config)
     if run.is_finished():
         return run.folder
     console = run.console
+    if left_out is not None:
+        console.print(left_out)
     folder = run.folder
     if config.judges_answers:
         return _judge_answers(config, run)

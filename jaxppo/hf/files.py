@@ -16,11 +16,12 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxppo.config.reading import parse_json
+from jaxppo.config.reading import POINTER, is_pointer, parse_json
 from jaxppo.errors import DataError, ModelError, first_line
 
 CARD_FILE = "README.md"
 CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
 BIN_FILE = "pytorch_model.bin"
@@ -203,9 +204,16 @@ def _safetensors(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="numpy") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
+        _refuse_pointer(file)
         raise ModelError(
             f"{file.name}: expected a readable safetensors file, got: {first_line(error)}"
         ) from error
+
+
+def _refuse_pointer(file: Path) -> None:
+    """Raise a `ModelError` where a file is git-lfs's pointer to the one that is meant."""
+    if is_pointer(file):
+        raise ModelError(f"{file.name}: expected weights, got {POINTER}")
 
 
 def _open_bin(file: Path) -> dict[str, Tensor]:
@@ -229,6 +237,7 @@ def _open_bin(file: Path) -> dict[str, Tensor]:
             tensors[name] = Tensor(tuple(tensor.shape), _TORCH_DTYPES.get(dtype, dtype), read)
         return tensors
     except Exception as error:  # pickle raises anything, and the file may hold anything
+        _refuse_pointer(file)
         # torch's own message is advice to load the file all the same.
         reason = type(error).__name__
         raise ModelError(
@@ -354,6 +363,13 @@ def read_json(file: Path) -> dict[str, Any]:
         policy = file.parent / "policy"
         # The folder of a run in place of the model that is in it is an easy mistake.
         fix = f"; did you mean {policy}?" if (policy / file.name).is_file() else ""
+        if (file.parent / ADAPTER_FILE).is_file():
+            fix = (
+                "; the folder is a PEFT adapter: name the model under it here, and the folder with --use_peft "
+                "--lora_path (train, sft) or --reward_model_path"
+            )
+        if file.name == ADAPTER_FILE and (file.parent / CONFIG_FILE).is_file():
+            fix = "; the folder is a whole model, and no PEFT adapter of one"
         raise ModelError(
             f"{file}: expected a file of a Hugging Face model, got no file{fix}"
         ) from error

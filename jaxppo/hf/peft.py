@@ -13,6 +13,7 @@ from jaxppo.config.redact import redact
 from jaxppo.errors import ModelError
 from jaxppo.hf.card_metadata import hub_id
 from jaxppo.hf.files import (
+    ADAPTER_FILE,
     cast,
     existing_folder,
     naming,
@@ -29,7 +30,6 @@ from jaxppo.nn import ModelConfig, family_of
 from jaxppo.nn.lora import LoraConfig, fingerprint, linear_layers, set_path
 from jaxppo.types import Params
 
-CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 FINGERPRINT = "base_fingerprint"
@@ -107,8 +107,8 @@ def save_adapter(
     if reward_bias is not None:
         metadata[REWARD_BIAS] = repr(reward_bias)
     peft_config = _peft_config(config, lora, adapted_names, "score" in adapter, base_model)
-    with replaced_model(Path(folder), CONFIG_FILE, card) as partial:
-        write_json(partial / CONFIG_FILE, redact(peft_config))
+    with replaced_model(Path(folder), ADAPTER_FILE, card) as partial:
+        write_json(partial / ADAPTER_FILE, redact(peft_config))
         write_file(partial / WEIGHTS_FILE, tensors, **metadata)
 
 
@@ -164,8 +164,8 @@ def load_adapter(
             names the setting or the tensor.
     """
     folder = existing_folder(folder)
-    raw = read_json(folder / CONFIG_FILE)
-    with naming(folder / CONFIG_FILE):
+    raw = read_json(folder / ADAPTER_FILE)
+    with naming(folder / ADAPTER_FILE):
         lora = _read_config(raw)
     with naming(folder):
         # Adapters of other tools have no fingerprint: for them the shapes have to do.

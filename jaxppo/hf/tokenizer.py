@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxppo.config.reading import POINTER, is_pointer
 from jaxppo.errors import ModelError, first_line
 from jaxppo.hf.files import GENERATION_FILE, existing_folder, naming, read_json, write_json
 from jaxppo.hf.names import special_token
@@ -120,9 +121,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Any:
     try:
         return _tokenizer_loader(folder)(folder)
     except Exception as error:  # tokenizers raises plain ones, and a damaged file leads anywhere
-        raise ModelError(
-            f"{folder}: expected a readable tokenizer, got: {first_line(error)}"
-        ) from error
+        reason = first_line(error)
+        for name in _TOKENIZER_FILES:
+            if is_pointer(folder / name):
+                reason = f"{name} is {POINTER}"
+        raise ModelError(f"{folder}: expected a readable tokenizer, got: {reason}") from error
 
 
 def _tokenizer_loader(folder: Path) -> Callable[[Path], Any]:

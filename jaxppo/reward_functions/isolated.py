@@ -15,11 +15,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jaxppo.errors import ConfigError
 from jaxppo.planning import connection_of, kill_group, start_module, wait_for_any
 from jaxppo.rewards import (
+    FAILURES,
     Completions,
     Reports,
     RewardFunction,
@@ -53,12 +55,11 @@ def import_function(path: str) -> Callable[..., Any]:
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-    except Exception as error:
-        # A module may fail in any way while it is imported.
+    except FAILURES as error:
+        # A module may fail in any way while it is imported: one without a main guard may be a script.
         fix = "modules are looked for in the working directory, PYTHONPATH and what is installed"
         if "/" in module or module.endswith(".py"):
-            dotted = module.removesuffix(".py").strip("./").replace("/", ".")
-            fix = f"a module, not a path: {dotted}:{name}"
+            fix = f"a module, not a path: {_as_module(module, name)}"
         raise ConfigError(
             f"reward_funcs: expected a function at {path}, got {describe_error(error)}; {fix}"
         ) from error
@@ -67,6 +68,14 @@ def import_function(path: str) -> Callable[..., Any]:
             f"reward_funcs: expected a function at {path}, got {type(function).__name__}"
         )
     return function
+
+
+def _as_module(path: str, name: str) -> str:
+    """Say how a function in a file is named: by a module of the working directory, or of a folder in PYTHONPATH."""
+    file = Path(os.path.abspath(path.removesuffix(".py")))
+    if file.is_relative_to(Path.cwd()):
+        return f"{'.'.join(file.relative_to(Path.cwd()).parts)}:{name}"
+    return f"{file.name}:{name} with PYTHONPATH={file.parent}"
 
 
 def is_async(function: RewardFunction) -> bool:
@@ -98,7 +107,7 @@ def score_concurrently(
             async with limit:
                 values = await function(**build_arguments(function, row, reports.arguments))
             return reports.with_scores(values)
-        except Exception as error:
+        except FAILURES as error:
             if limit.expired():
                 scores = failed_row("timeouts", _no_answer(timeout_s))
             else:

@@ -205,7 +205,7 @@ def shares_policy(config: RewardConfig) -> bool:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return (folder / peft.CONFIG_FILE).exists()
+    return (folder / peft.ADAPTER_FILE).exists()
 
 
 def reward_model_loader(

@@ -122,7 +122,7 @@ class Run:
             and processes.is_first()
             and (self.folder / CONFIG_FILE).exists()
         ):
-            write_yaml(self.config, self.folder / CONFIG_FILE, command_line())
+            write_yaml(self.config, self.folder / CONFIG_FILE, command_line(), Path.cwd())
             self.write_evals(self.evals)
 
     def keep_samples(self, moment: str, samples: dict[str, Any]) -> None:
@@ -258,7 +258,7 @@ def claim(folder: Path, config: Any) -> None:
         with folder_lock(folder):
             # Another process may have claimed it since.
             if not check(folder, config):
-                write_yaml(config, folder / CONFIG_FILE, command_line())
+                write_yaml(config, folder / CONFIG_FILE, command_line(), Path.cwd())
     except OSError as error:
         raise ConfigError(
             f"output_dir: expected a folder to write to, got {folder} ({error.strerror})"

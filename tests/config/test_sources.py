@@ -1,7 +1,9 @@
 """Where a configuration comes from: what goes over what, and one line for every kind of bad input."""
 
 import json
+import os
 import re
+import shutil
 
 import pytest
 
@@ -99,6 +101,7 @@ def test_a_file_that_names_a_reward_server_by_settings_of_its_own_is_read(tmp_pa
     ("args", "named"),
     [
         (["--no_such_flag", "1"], ["--no_such_flag"]),
+        (["--no_such_flag", "1", "--kl_coef", "2", "--sede", "3"], ["--no_such_flag", "; --sede", "'--seed'"]),
         (["--kl_coeff", "1"], ["--kl_coeff", "--kl_coef"]),
         (["--batch_size", "12.5"], ["--batch_size", "int", "12.5"]),
         (["--reward_clip_range", "1"], ["--reward_clip_range", "1"]),
@@ -121,6 +124,9 @@ def test_parse_cli_names_a_bad_flag_in_one_line(args, named):
     ("text", "named"),
     [
         ("no_such_key: 1", ["no_such_key"]),
+        ("no_such_key: 1\nsede: 2\nhidden_size: 30", ["no_such_key", "; sede: ", "'seed'", "; hidden_size: "]),
+        ("", ["given.yaml", "flag: value", "got none"]),
+        ("# a comment\n---\n", ["given.yaml", "flag: value", "got none"]),
         ("kl_coef: much", ["kl_coef", "a number", "'much'"]),
         ("dataset:", ["dataset", "text", "None"]),
         ("batch_size: true", ["batch_size", "an integer", "True"]),
@@ -264,6 +270,58 @@ def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top_and
     assert saved["dataset"] == "https://<redacted>@host/x"
     assert saved["eval_splits"] == ["test_longer", "<redacted>"]
     assert saved["stop_token_id"] is None and saved["seed"] == 42
+
+
+@pytest.mark.parametrize(
+    ("flags", "file"),
+    [
+        (["--dataset", "data/mine"], "data/mine/train.jsonl"),
+        (["--sft_model_path", "models/mine"], "models/mine/config.json"),
+        (["--reward_funcs", "plan", "mine:reward"], "mine.py"),
+        (["--reward_funcs", "rewards.mine:reward"], "rewards/mine.py"),
+        (["--use_peft", "--lora_path", "adapter"], "adapter/adapter_config.json"),
+    ],
+)
+def test_a_run_that_is_resumed_elsewhere_goes_on_where_its_files_are(tmp_path, monkeypatch, capsys, flags, file):
+    start, elsewhere = tmp_path / "start", tmp_path / "elsewhere"
+    (start / file).parent.mkdir(parents=True)
+    (start / file).touch()
+    (elsewhere / "moved").mkdir(parents=True)
+    (start / "train").mkdir()  # no file of a run, though a split has this name
+    made = parse(*flags, "--train_split", "train")
+    saved = elsewhere / "moved" / "config.yaml"
+    write_yaml(made, saved, "train", start)
+    monkeypatch.chdir(elsewhere)
+    back = parse("--resume", "--output_dir", "moved")
+    assert (os.getcwd(), back.run.output_dir) == (str(start), str(elsewhere / "moved"))
+    # No setting has another value, so that nothing counts as changed, and no card shows the folder.
+    call = {"resume": False, "output_dir": None, "config": None}
+    assert flatten(back) | call == flatten(made) | call
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and str(start) in said and flags[-1] in said
+    # What is here is taken from here: the files were moved with the run, or its file does not say where it was started.
+    text = saved.read_text()
+    copied = shutil.copytree(start, elsewhere / "copied")
+    shutil.move(saved.parent, copied)
+    monkeypatch.chdir(copied)
+    shutil.rmtree(copied / "train")
+    assert parse("--resume", "--output_dir", "moved").run.output_dir == "moved"
+    saved = copied / "moved" / "config.yaml"
+    shutil.rmtree(copied / file.partition("/")[0], ignore_errors=True)
+    (copied / file).unlink(missing_ok=True)
+    saved.write_text(text[: text.rindex("# started in")])
+    assert parse("--resume", "--output_dir", "moved").run.output_dir == "moved"
+    assert capsys.readouterr().err == ""
+    saved.write_text(text.replace(str(start), "/no/such/folder"))
+    assert parse("--resume", "--output_dir", "moved").run.output_dir == "moved"
+    assert "started in /no/such/folder" in capsys.readouterr().err
+    assert os.getcwd() == str(copied)
+
+
+def test_a_flag_for_what_is_given_without_one_is_told_so():
+    for flag in ("--run_dir", "--runs"):
+        with pytest.raises(ConfigError, match=f"^{flag}: .*; runs are given without a flag$"):
+            parse_flags(ReportConfig, "report", [flag, "outputs/a"])
 
 
 def test_a_preset_goes_over_those_that_it_names_the_later_over_the_earlier(tmp_path, monkeypatch):

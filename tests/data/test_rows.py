@@ -19,6 +19,7 @@ from jaxppo.parallel import processes
 from jaxppo.planning import canonical_form, execute, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets import files as dataset_files
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 988097824\n"
 SMALL = DataConfig(sizes=("train=3:4", "rl=3:2", "test=3:3", "test_longer=4:2"))
 
 
@@ -216,12 +217,32 @@ def test_a_split_may_be_json_or_csv(name, text, tmp_path):
         ("train.csv", "text\na\n", r"train\.csv:2.*prompt"),
         ("train.tsv", "prompt\na\n", r"\.json\b.*train\.tsv"),
         ("test.json", "[]", r"\.json\b.*test\.json"),
+        ("train.jsonl", POINTER, r"train\.jsonl: .*git lfs pull"),
+        ("train.csv", POINTER, r"train\.csv: .*git lfs pull"),
+        ("train.parquet", POINTER, r"train\.parquet: .*git lfs pull"),
     ],
 )
 def test_a_file_that_is_no_split_is_named(name, text, named, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=named):
         data.read_rows(str(tmp_path), "train", {"prompt": str})
+
+
+def test_default_splits_that_are_missing_are_left_out_and_named_ones_stay(tmp_path):
+    (tmp_path / "test.jsonl").write_text('{"prompt": "a"}\n')
+    config = DataConfig(dataset=str(tmp_path))
+    fitting, line = data.without_missing_splits(config)
+    assert fitting == replace(config, eval_splits=("test",)) and "eval_splits: test_longer left out" in str(line)
+    named = replace(config, eval_splits=("test", "test_longer", "dev")[:2])
+    assert data.without_missing_splits(named) == (named, None)
+    for config in (DataConfig(), DataConfig(dataset="stream:ferry"), DataConfig(dataset="no-such-folder")):
+        assert data.without_missing_splits(config) == (config, None)
+    (tmp_path / "test.jsonl").rename(tmp_path / "train.jsonl")
+    config = DataConfig(dataset=str(tmp_path))
+    fitting, line = data.without_missing_splits(config)
+    assert fitting.eval_splits == () and "nothing is evaluated" in str(line)
+    with pytest.raises(DataError, match=r"^eval_splits: .*test, test_longer; --eval_splits"):
+        data.without_missing_splits(config, needs_one=True)
 
 
 def test_a_file_beside_the_one_that_is_read_is_named(tmp_path, caplog):

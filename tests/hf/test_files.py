@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from jaxppo import hf
 from jaxppo.errors import ModelError
 from jaxppo.hf import files as model_files
 from tests.torch_models import refused
@@ -129,6 +130,29 @@ def test_a_run_folder_in_place_of_its_model_is_told_apart(tmp_path):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "config.json").write_text("{}")
     refused(r"config\.json: .*policy\?$", model_files.read_json, tmp_path / "config.json")
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 988097824\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_in_the_place_of_weights_is_named(name, tmp_path):
+    if name.endswith(".bin"):
+        pytest.importorskip("torch")
+    (tmp_path / name).write_text(POINTER)
+    refused(f"^{name}: .*git-lfs.*git lfs pull", model_files.open_tensors, tmp_path)
+    (tmp_path / "config.json").write_text(POINTER)
+    refused("config.json: .*git lfs pull", model_files.read_json, tmp_path / "config.json")
+    (tmp_path / "tokenizer.json").write_text(POINTER)
+    refused(r"tokenizer\.json is .*git lfs pull", hf.load_tokenizer, tmp_path)
+
+
+def test_an_adapter_and_a_whole_model_are_told_apart(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    refused(r"PEFT adapter: .*--lora_path.*--reward_model_path", model_files.read_json, tmp_path / "config.json")
+    (tmp_path / "adapter_config.json").unlink()
+    (tmp_path / "config.json").write_text("{}")
+    refused("whole model", model_files.read_json, tmp_path / "adapter_config.json")
 
 
 def test_open_tensors_names_the_file_that_is_missing_or_truncated(tmp_path):

@@ -137,12 +137,16 @@ print(Workers("{functions}:moody", 2, 60.0)(Completions([""], ["calls"], [[]], {
         ("{}:number", "{}:number.* int"),
         ("./{}.py:moody", "not a path: {}:moody"),
         ("rewards/{}.py:moody", "not a path: rewards.{}:moody"),
+        ("/far/away/{}.py:moody", "not a path: {}:moody with PYTHONPATH=/far/away"),
+        ("../away/{}.py:moody", "not a path: {}:moody with PYTHONPATH=/.*/away"),
+        ("leaving_{}:f", "SystemExit: 2"),
         ("failing_{}:f", "ZeroDivisionError"),
     ],
 )
 def test_import_function_names_what_is_wrong(functions, path, named, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / f"failing_{functions}.py").write_text("1 / 0\n")
+    (tmp_path / f"leaving_{functions}.py").write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(ConfigError, match=f"^reward_funcs: .*{named.format(functions)}"):
         import_function(path.format(functions))
 

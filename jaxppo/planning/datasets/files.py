@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxppo.config.paths import write_atomically
-from jaxppo.config.reading import parse_json
+from jaxppo.config.reading import POINTER, is_pointer, parse_json
 from jaxppo.config.sources import CONFIG_FILE
 from jaxppo.errors import DataError
 from jaxppo.planning.datasets.rows import COLUMNS, SPLIT_PARTITIONS, Row, checked_row
@@ -180,6 +180,8 @@ def rows_of_file(path: Path) -> Iterator[tuple[Row, str]]:
     Raises:
         DataError: the file, or a row, cannot be read.
     """
+    if is_pointer(path):
+        raise DataError(f"{path}: expected rows, got {POINTER}")
     # Every reader raises what it finds wrong as a `DataError` that names the file.
     readers = {
         ".jsonl": _jsonl_rows,
