@@ -246,13 +246,13 @@ def test_supervised_training_asks_for_columns_of_the_reward_before_it_starts(tun
 
 
 def test_models_with_too_few_positions_are_refused(tune, run, tmp_path):
-    """A policy that cannot read the training rows, and a value model that cannot read what is sampled."""
+    """A policy that cannot answer the prompts of an evaluation, and a value model that cannot read what is sampled."""
     tokenizer = hf.load_policy(ONE_LAYER).tokenizer
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": len(tokenizer)}
     config = hf.config_from_hf({"model_type": "gpt2"} | sizes)
     for head in ("lm", "score"):
         hf.save_pretrained(tmp_path / head, config, models.init_params(config, jax.random.key(0), head), tokenizer)
-    with pytest.raises(ModelError, match=r"train_split.*40 tokens"):
+    with pytest.raises(ModelError, match=r"eval_splits.*40 tokens"):
         tune(model_path=str(tmp_path / "lm"), reward_funcs=(f"{FUNCTIONS}:words",))
     with pytest.raises(ModelError, match=r"response_length: .*40 tokens"):
         run(value_model="separate", value_model_path=str(tmp_path / "score"))
