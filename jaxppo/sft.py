@@ -34,8 +34,6 @@ from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.planning.datasets.stream_ahead import StreamAhead
-from jaxppo.profiling import aot
-from jaxppo.profiling.aim import show
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.rl import ops, optimizer
@@ -70,12 +68,7 @@ def start_model(config: SFTConfig, placement: hf.Placement | None = None) -> Sup
         placement: see `hf.load_model`; fresh parameters lie on the first device.
     """
     if config.model_path is not None:
-        policy = hf.load_policy(
-            config.model_path,
-            placement,
-            # An adapter is compared with the weights that it was trained on.
-            shapes_only=config.run.target is not None and config.peft.lora_path is None,
-        )
+        policy = hf.load_policy(config.model_path, placement)
         return SupervisedStart(*policy, *_adapter(config, policy.config, policy.params))
     if config.tokenizer_path is None:
         tokenizer = data.word_tokenizer(data.words_of_dataset(config.data))
@@ -109,21 +102,6 @@ def _adapter(
         shape = adapter_of(config.peft)
         lora.check_targets(model, shape)
     return shape, adapter
-
-
-def _plan(
-    start: SupervisedStart, supervised: Learned, config: SFTConfig, devices: list[Any]
-) -> aot.Plan:
-    """Plan the optimizer step on the longest rows, for absent devices."""
-    parallel = DataParallel(config.run.parallel, devices, config.run.mesh)
-    config.check_devices(parallel.row_shards)
-    model = models.with_dtype(start.model, config.dtype, config.run.attention)
-    parallel.check_model(model)
-    learner = SFT(config, model, parallel, supervised.length_gaps, start.adapter)
-    state = aot.placed(parallel, jax.eval_shape(learner.init_state, start.params))
-    batch = jax.eval_shape(learner.weighted, supervised.longest_batch())
-    step = aot.Program(learner.program, (state,), (aot.placed(parallel, batch, 2),))
-    return aot.Plan(parallel, {"update": [step]}, aot.shard_bytes(state))
 
 
 def _read_rows(config: SFTConfig) -> list[data.Row]:
@@ -411,11 +389,6 @@ def sft(config: SFTConfig) -> Path:
         return run.folder
     if left_out is not None:
         run.console.print(left_out)
-    if config.run.target is not None:
-        # The programs of a target are compiled for its devices; here only shapes are read.
-        inputs = read_inputs(config, DataParallel(), run.console)
-        show(run.console, config, partial(_plan, inputs.start, inputs.rows))
-        return run.folder
     assert run.trackers is not None  # trackers that are not installed are met here
     inputs = read_inputs(config, run.parallel, run.console)
     learner = SFT(config, inputs.model, run.parallel, inputs.rows.length_gaps, inputs.start.adapter)

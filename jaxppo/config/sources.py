@@ -495,7 +495,7 @@ def parse_flags(config_class: type[Config], command: str, argv: list[str] | None
         ConfigError: unknown or missing flag, or a bad value, named in one line.
     """
     args = _with_home(list(sys.argv[1:] if argv is None else argv))
-    flags = itertools.takewhile("--".__ne__, args)  # all after it are words
+    flags = itertools.takewhile(lambda arg: arg != "--", args)  # all after it are words
     _check_flags([arg for arg in flags if arg not in ("-h", "--help")], config_class)
     flat_class: Any = tyro.conf.OmitArgPrefixes[config_class]
     prog = f"python -m jaxppo.{command}"

@@ -64,6 +64,7 @@ class SFTConfig:
         "eval_rows",
         "metric_for_best_model",
         "adam_epsilon",
+        "target",
         *TRAINING_REWARD_FIELDS,
     )
     """Fields of the groups that this command has no flags for."""
@@ -131,6 +132,7 @@ class SFTConfig:
         require(not renames_numbers, "augment", "no names with number_objects", self.augment)
         fits = self.is_endless or "states" not in self.augmented
         require(fits, "augment", "states only with train_split train of a stream", self.augment)
+        require_default(self.run, "target", "as only `train` has it")
         require_positive(self, "total_episodes", "batch_size", "response_length")
         require_positive(self, "hidden_size", "num_hidden_layers", "num_attention_heads")
         require_divisible(
@@ -296,7 +298,7 @@ class RewardModelConfig:
         require_finite(self, "center_rewards_coefficient")
         require_default(self.optimizer, "value_learning_rate", "as there is no value model")
         require_default(self.peft, "lora_path", "as a reward model's adapter is fresh")
-        require_default(self.run, "target", "as only `train` and `sft` have it")
+        require_default(self.run, "target", "as only `train` has it")
 
     def num_updates(self, num_pairs: int) -> int:
         """Return the number of optimizer steps in the run."""

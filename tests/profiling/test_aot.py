@@ -54,15 +54,6 @@ def check(found, programs, memory_bytes):
         assert found["held_bytes"] < program["device_bytes"] < found["memory_bytes"]
 
 
-@needs_tpu_compiler
-def test_a_step_is_compiled_for_a_tpu():
-    """Of `sft`, whose one program is compiled soonest."""
-    found = compiled("sft", "tpu-v5e-4", f"--preset tiny --model_path {ONE_LAYER} --batch_size 8")
-    check(found, ["update"], targets.CHIPS["v5e"].memory_bytes)
-    assert found["target"] == "tpu-v5e-4"
-    assert set(found["programs"]["update"]["sent_bytes"]) == {"all-reduce over data"}  # gradients and statistics
-
-
 @pytest.mark.full
 @needs_tpu_compiler
 def test_the_programs_of_ppo_are_compiled_for_a_tpu():
