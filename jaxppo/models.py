@@ -412,7 +412,8 @@ def made_for(config: ModelConfig, model_max_length: int | None = None) -> tuple[
         limits["model_max_length"] = model_max_length
     # The lowest: tokenizers and models are sometimes published with different ones.
     name = min(limits, key=lambda key: limits[key])
-    return limits[name], name
+    # JSON may have 512.0 for it, which is no length of a list.
+    return int(limits[name]), name
 
 
 def check_length(

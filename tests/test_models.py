@@ -134,6 +134,7 @@ def test_check_length_warns_once_of_rows_that_the_model_was_not_made_for_and_ref
         models.check_length(config, tokens, "prompt", model_max_length=10**30)
     assert len(caplog.records) == 1
     assert "101 tokens" in caplog.text and "100 (max_position_embeddings)" in caplog.text
+    assert str(models.made_for(config, 80.0)) == "(80, 'model_max_length')"
     models.check_length(config, 90, "prompt", model_max_length=80)
     assert "90 tokens" in caplog.text and "80 (model_max_length)" in caplog.text
     for family in ("gpt_neox", "llama"):  # rotary positions have no end

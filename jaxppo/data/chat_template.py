@@ -16,6 +16,7 @@ from jaxppo.errors import ConfigError, DataError
 from jaxppo.planning import prompts
 
 _THINKING_LEAD = re.compile(r"<think>\s*(?:</think>\s*)?$")
+_REOPENED_THINKING = re.compile(r"</think>\s*<think>")
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
 # Of the rows with the same sequence of roles, those whose prompts are rendered by themselves, too.
@@ -92,7 +93,14 @@ class ChatTemplate(NamedTuple):
             prompt = row["prompt"]
             return bos + prompt.removeprefix(bos) if self.layout.writes_bos else prompt
         if self.is_used:
-            return self._render(self._turns(row), row, is_prompt=True)
+            text = self._render(self._turns(row), row, is_prompt=True)
+            # Qwen3's takes the turn for a whole answer, which it gives an empty thinking part.
+            if turns_of(row)[-1]["role"] == "assistant" and _REOPENED_THINKING.search(text):
+                warn_once(
+                    f"prompt of row {row['id']}: the chat template writes an empty thinking part before a turn of the "
+                    "assistant that begins with <think>: the model reads both"
+                )
+            return text
         # Without a template, examples and prompt become one text, which has no turns.
         *examples, last = rows = self._with_examples(row)
         chats = [chat for chat in rows if is_chat(chat)]

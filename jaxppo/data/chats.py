@@ -92,8 +92,9 @@ def plain_row(row: Row, location: str, prompt_column: str = "prompt") -> Row:
                     f"{location}: field 'prompt', turn {len(turns) + 1}: expected text alone in a turn that the "
                     "completion goes on in, got tool_calls"
                 )
-            # An empty turn is what the template opens without it.
-            prefill = [last_turn] if last_turn["content"] else []
+            # An empty turn is what the template opens without it. Of blanks
+            # alone many templates leave nothing, and cut their own opening.
+            prefill = [last_turn] if last_turn["content"].strip() else []
         elif answer is not None and answer != last_turn:
             content = answer.get("content", answer)
             raise DataError(

@@ -165,6 +165,11 @@ def _side(row: Row, side: str, location: str) -> Row:
                 f"turns of prompt, got {answer!r:.60}"
             )
         chat = plain_row({"id": location, "messages": answer}, f"{location}, {side}")
+        if "completion" not in chat:
+            raise DataError(
+                f"{location}: field '{side}': expected a chat that ends with a turn of the assistant, got "
+                f"{chat['messages'][-1]['role']}"
+            )
         contents = [turn.get("content", "") for turn in chat["messages"]]
         if isinstance(prompt, str) and not any(prompt.strip() in content for content in contents):
             warn_once("dataset: prompt is not read where chosen and rejected are whole chats")

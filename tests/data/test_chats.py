@@ -230,7 +230,8 @@ def test_a_prompt_that_ends_with_the_assistants_turn_is_continued_in_it_as_by_tr
     tokenizer = chat_tokenizer()
     template = data.make_chat_template(tokenizer)
     begun = ANSWER | {"content": "unstack"}
-    chats = [[FIRST, begun], [SYSTEM, FIRST, ANSWER, SECOND, begun], [FIRST, ANSWER | {"content": ""}]]
+    blank = ANSWER | {"content": " \n"}
+    chats = [[FIRST, begun], [SYSTEM, FIRST, ANSWER, SECOND, begun], [FIRST, blank]]
     forms.warn_once.cache_clear()
     config = split_of(tmp_path, *({"prompt": chat, "completion": "b a"} for chat in chats))
     rows = data.load_split(config, "train", None)

@@ -71,6 +71,15 @@ def test_a_turn_that_the_prompt_begins_is_left_open_and_learned_from_there(name)
     assert template.row_texts(row).completion.strip() == "(pick-up b)" + template.end_text
 
 
+@pytest.mark.parametrize(("name", "warned"), [("qwen3", True), ("llama3", False)])
+def test_thoughts_that_a_prompt_begins_behind_empty_ones_of_the_template_are_warned_of(name, warned, caplog):
+    template_layout.warn_once.cache_clear()
+    begun = row_of([LAST, {"role": "assistant", "content": "<think>\nHm"}]) | {"prompt": LAST["content"]}
+    template = data.make_chat_template(tokenizer_of("byte-level", name))
+    assert template.prompt_text(begun).endswith("<think>\nHm") and template.prompt_text(row_of([LAST]))
+    assert ["empty thinking part" in record.getMessage() for record in caplog.records] == [True] * warned
+
+
 @pytest.mark.parametrize("name", OPENED)
 def test_thoughts_of_a_completion_stand_where_the_template_has_them(name):
     row = row_of([LAST], f"<think>\nHm.\n</think>\n\n{ANSWER}")

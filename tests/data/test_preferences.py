@@ -67,6 +67,7 @@ def test_encode_pairs_leaves_out_pairs_of_which_either_text_is_too_long():
             {"prompt": [turn("user", "a")], "chosen": [turn("user", "b"), turn("assistant", "c")]},
             "row 1.*chosen.*begin",
         ),
+        ({"chosen": [turn("user", "a")]}, "row 1.*chosen.*assistant.*user"),
     ],
 )
 def test_encode_pairs_names_the_bad_row(row, named):

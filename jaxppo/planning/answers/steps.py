@@ -214,8 +214,14 @@ class StepFinder:
         if isinstance(value, dict):
             lines = []
             for key, item in value.items():
+                # `{"stack": ["a", "b"]}`; elsewhere the name is a label, or what is described.
+                step = None
+                if self._is_action(key) and self._are_objects(item):
+                    step = self._json_call(key, {"args": item})
                 item_lines = self._json_lines(item)
-                if len(item_lines) == 1:
+                if step is not None:
+                    lines.append(step)
+                elif len(item_lines) == 1:
                     lines.append(f"{key}: {item_lines[0]}")
                 else:
                     lines += [f"{key}:", *item_lines]
@@ -249,6 +255,11 @@ class StepFinder:
                 step = name
             if step is not None:
                 break
+        if step is None and any(key in fields for key in _JSON_ARGUMENTS):
+            # The name of an action beside arguments, whatever its key is.
+            names = [item for item in fields.values() if isinstance(item, str)]
+            name = next(filter(self._is_action, names), None)
+            step = None if name is None else self._json_call(name, fields)
         number = fields.get("step")
         return f"{number}. {step}" if step is not None and isinstance(number, int) else step
 
@@ -274,6 +285,16 @@ class StepFinder:
         ):
             return None
         return _call(name, list(map(str, arguments)))
+
+    def _are_objects(self, value: Any) -> bool:
+        """Return whether a JSON value is a list, a text or an object of names of objects, and nothing else."""
+        if isinstance(value, str):
+            value = value.replace(",", " ").split()
+        elif isinstance(value, dict):
+            value = list(value.values())
+        return isinstance(value, list) and all(
+            isinstance(name, str) and name.lower() in self._objects for name in value
+        )
 
     def _is_action(self, name: str) -> bool:
         return self.domain_name(without_typography(name)) in self._problem.domain.actions

@@ -206,15 +206,23 @@ def _json_rows(path: Path) -> Iterator[tuple[Row, str]]:
     if not is_json_list(path):
         yield from _jsonl_rows(path)
         return
+    for number, row in enumerate(read_json_list(path), 1):
+        location = f"{path}, row {number}"
+        yield _object(row, location), location
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """Read a JSON file that is one list.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
-        rows = parse_json(read_text(path))
+        return parse_json(read_text(path))
     except DataError as error:
         raise DataError(
             f"{path}: expected a list of JSON objects, or one a line, got {error}"
         ) from error
-    for number, row in enumerate(rows, 1):
-        location = f"{path}, row {number}"
-        yield _object(row, location), location
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[Row, str]]:

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxppo.config.reading import parse_json
 from jaxppo.errors import DataError
-from jaxppo.planning.datasets.files import rows_of_file
+from jaxppo.planning.datasets.files import is_json_list, read_json_list, rows_of_file
 from jaxppo.planning.datasets.rows import Row
 
 
@@ -32,12 +33,16 @@ def file_label(path: Path, source: Path) -> str:
 
 
 def located_rows(path: Path, label: str) -> Iterator[tuple[str, Row | DataError]]:
-    """Yield the rows of JSON lines, CSV or Parquet, each after its place; for one that cannot be read, the error.
+    """Yield the rows of JSON, CSV or Parquet, each after its place; for one that cannot be read, the error.
 
-    A broken line of JSON costs no other line; in the other formats nothing comes after an error.
+    A line or item of JSON that is no row costs no other; in the other formats nothing comes after an error.
     """
     if path.suffix != ".jsonl":
         try:
+            if path.suffix == ".json" and is_json_list(path):
+                for number, row in enumerate(read_json_list(path), 1):
+                    yield f"{label}, row {number}", _row_or_error(row)
+                return
             for row, location in rows_of_file(path):
                 yield label + location.removeprefix(str(path)), row
         except DataError as error:
@@ -48,10 +53,13 @@ def located_rows(path: Path, label: str) -> Iterator[tuple[str, Row | DataError]
             if not line.strip():
                 continue
             try:
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise DataError(f"expected a JSON object, got {type(row).__name__}")
+                row = _row_or_error(parse_json(line))
             except DataError as error:
-                yield f"{label}:{number}", error
-            else:
-                yield f"{label}:{number}", row
+                row = error
+            yield f"{label}:{number}", row
+
+
+def _row_or_error(value: Any) -> Row | DataError:
+    if isinstance(value, dict):
+        return value
+    return DataError(f"expected a JSON object, got {type(value).__name__}")

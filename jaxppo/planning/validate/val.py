@@ -27,6 +27,7 @@ from typing import IO, NamedTuple
 
 from jaxppo.errors import ConfigError, ValidatorError
 from jaxppo.planning.language.plans import TimedAction, format_action, format_timed_action
+from jaxppo.planning.language.sexpr import COMMENT
 from jaxppo.planning.language.temporal import Plan, PlanNames, check_step, read_names
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.subprocesses import kill_group
@@ -45,7 +46,8 @@ _LOG = logging.getLogger(__name__)
 _logged: set[str] = set()
 _ENVIRONMENT = "JAXPPO_VAL"
 _NO_PRECONDITION = re.compile(
-    r"(\(\s*+:action\s++[^\s();]++\s*+:parameters\s*+\((?:[^();]|\([^();]*+\))*+\))(?=\s*+:effect\b)",
+    r"(\(\s*+:action\s++[^\s()]++\s*+:parameters\s*+\((?:[^()]|\([^()]*+\))*+\))"
+    r"(?=\s*+:effect\b(?![^:]*+:precondition\b))",
     re.IGNORECASE,
 )
 # The limits of a process that hold on Linux. A plan of 5,000 steps makes about a MiB of output.
@@ -176,7 +178,10 @@ def run_val_many(
 
 def with_preconditions(domain_pddl: str) -> str:
     """State the empty precondition of actions that state none: VAL refuses them, and reads `()`."""
-    return _NO_PRECONDITION.sub(r"\1 :precondition ()", domain_pddl)
+    # Comments may stand anywhere, and hold anything. A text that lacks nothing keeps its own.
+    plain = COMMENT.sub("", domain_pddl)
+    stated = _NO_PRECONDITION.sub(r"\1 :precondition ()", plain)
+    return domain_pddl if stated == plain else stated
 
 
 def _write(file: Path, text: str) -> None:

@@ -283,10 +283,15 @@ def test_a_list_in_json_is_a_table_and_another_column_is_named_with_its_remedy(t
     table.write_text(json.dumps([row], indent=1))
     content, records, _, _ = run(tmp_path / "list", table, pddl_dir=pddl_dir)
     assert [(one["model"], one["valid"]) for one in records] == [("rows", True)]
-    table.write_text(json.dumps([row, {"Problem": "instance-1", "response": lines(one.plan)}]))
-    content, _, _, _ = run(tmp_path / "other", table, pddl_dir=pddl_dir)
-    assert [one["reason"] for one in content["not_judged"]] == [
-        "expected the column plan or completion, or its name in --columns plan=COLUMN, got Problem, response"
+    table.write_text(json.dumps([row, 7, {"Problem": "instance-1", "response": lines(one.plan)}, row]))
+    content, records, _, _ = run(tmp_path / "other", table, pddl_dir=pddl_dir)
+    assert len(records) == 2
+    assert [(one["source"], one["reason"]) for one in content["not_judged"]] == [
+        ("rows.json, row 2", "expected a JSON object, got int"),
+        (
+            "rows.json, row 3",
+            "expected the column plan or completion, or its name in --columns plan=COLUMN, got Problem, response",
+        ),
     ]
 
 
@@ -361,10 +366,10 @@ def test_what_is_broken_is_a_line_each(tmp_path, pddl_dir):
     )
     content, records, out, _ = run(tmp_path, results, pddl_dir=pddl_dir)
     assert [one["valid"] for one in records] == [True, True]
-    assert content["answers"] == {"judged": 2, "not_judged": 6 + 6 + 5}
+    assert content["answers"] == {"judged": 2, "not_judged": 6 + 7 + 5}
     assert all(one["reason"] and "\n" not in one["reason"] for one in content["not_judged"])
     assert all(len(one["reason"]) <= 300 for one in content["not_judged"])
-    assert "2 answers" in out and "17 files" in out
+    assert "2 answers" in out and "18 files" in out
 
 
 def test_nothing_to_judge_is_an_error(tmp_path, pddl_dir):

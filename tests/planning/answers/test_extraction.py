@@ -113,6 +113,11 @@ IN_JSON = [
     [{"name": "Pick_Up", "arguments": {"?x": "a"}}, {"name": "stack", "arguments": {"?y": "b", "?x": "a"}}],
     [{"op": "pick-up", "block": "a"}, {"op": "stack", "x": "a", "y": "b"}],
     [{"operator": step["action"], "parameters": ", ".join(step["args"])} for step in ACTIONS],
+    [{"type": step["action"], "args": step["args"]} for step in ACTIONS],
+    [{step["action"]: step["args"]} for step in ACTIONS],
+    {"plan": {step["action"]: step["args"] for step in ACTIONS}},
+    [{"pick-up": "a"}, {"stack": {"y": "b", "x": "a"}}],
+    [{"stack": "(pick-up a)"}, {"stack": "(stack a b)"}],
     [{"action": "pick-up", "args": ["red block"]}, {"action": "stack", "args": ["red block", "dark blue block"]}],
     [{"step": number, "action": step} for number, step in enumerate(STEPS, 1)],
     [{"step": 1, "action": "pick-up a"}, {"step": 2, "action": "stack a b"}],
@@ -157,6 +162,7 @@ def test_a_plan_in_json_is_the_same_in_every_layout(plan, rule):
         (json.dumps(ACTIONS).replace('"', "\u201c").replace("-", "\\_"), FULL),
         ('{"action": "(pick-up a)", "action": "(stack a b)"}', FULL),  # no key is lost
         (json.dumps({"name": "p", "objects": ["a", "b"]}), None),
+        (json.dumps({"stack": "puts a on b", "pick-up": {"needs": "a hand"}}), None),  # no steps, but described
     ],
 )
 def test_json_loses_no_step(text, expected):

@@ -17,6 +17,7 @@ from jaxppo.planning import (
 from jaxppo.planning.answers.plan_check import check_as_json, check_as_text, check_plan
 from jaxppo.planning.language.plans import format_action, parse_plan_text
 from jaxppo.planning.validate.deviations import deviation
+from jaxppo.planning.validate.val import with_preconditions
 from tests.planning.val_oracle import check_both, judge, needs_val
 
 KEY = """(define (domain safe) (:requirements :adl :typing) (:types thing key)
@@ -169,7 +170,10 @@ def test_what_only_val_cannot_read_is_a_deviation_and_no_disagreement(case):
 
 
 @needs_val
-@pytest.mark.parametrize("parameters", ["(?l)", "( ?l - (either object) )", "()"])
+@pytest.mark.parametrize(
+    "parameters",
+    ["(?l)", "( ?l - (either object) )", "()", "(?l ; (a lamp)\n) ; :precondition (on a)"],
+)
 def test_val_judges_operators_without_a_precondition(parameters):
     extra = f"; (:action\n(:ACTION set\n:parameters {parameters}\n:effect (on a))"
     case = switch(extra, text="(set)" if parameters == "()" else "(set a)")
@@ -178,6 +182,11 @@ def test_val_judges_operators_without_a_precondition(parameters):
     assert Audit(1, 0, None).check([case], [verdict]) == AuditResult(1, 0, 0, [], deviations=0)
     check = check_plan(case[0], case[1], "".join(map(format_action, case[2])), ask_val=True)
     assert check.val is not None and check.val.valid and check.val_error is None
+
+
+def test_val_is_handed_no_second_precondition():
+    text = "(:action set :parameters (?l) :effect (on ?l) :precondition (off ?l))"
+    assert with_preconditions(text) == text
 
 
 @needs_val
