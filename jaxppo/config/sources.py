@@ -74,6 +74,7 @@ MEANT = {
     "mini_batch_size": "num_mini_batches",
     "steps_per_generation": "num_mini_batches",
     "max_steps": "total_episodes",
+    "num_train_epochs": "total_episodes",
     "ppo_epochs": "num_ppo_epochs",
     "init_kl_coef": "kl_coef",
     "kl_penalty": "kl_estimator",

@@ -392,6 +392,12 @@ def test_a_flag_that_is_gone_says_what_to_do(flag, says):
     assert says in error_line(flag, "1")
 
 
+def test_epochs_are_named_where_a_command_counts_rows_alone():
+    with pytest.raises(ConfigError, match=r"^--num_train_epochs: .*'total_episodes'"):
+        parse("--num_train_epochs", "2", command="sft")
+    assert parse("--num_train_epochs", "2").num_train_epochs == 2
+
+
 @pytest.mark.parametrize("name", ["hidden_size", "tokenizer_path", "json", "plans"])
 def test_a_setting_of_other_commands_is_not_said_to_be_gone(tmp_path, name):
     for message in (error_line(f"--{name}", "7"), error_line("--config", yaml_file(tmp_path, f"{name}: 7\n"))):
