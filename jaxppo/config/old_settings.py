@@ -13,11 +13,17 @@ class OldSetting(NamedTuple):
         advice: what to do instead, as the end of a message.
         neutral_values: values that say no more than leaving the setting out, as in the `config.yaml` of an old run.
         moved_to: the setting that holds its value now, and the key of the value in it; key "" for words DOMAIN:VALUE.
+        lost_by: the classes of settings that lost it, where another command still has it; (): it is gone from all.
     """
 
     advice: str
     neutral_values: tuple[Any, ...] = (None,)
     moved_to: tuple[str, str] | None = None
+    lost_by: tuple[str, ...] = ()
+
+    def is_gone_from(self, config_class: type) -> bool:
+        """Return whether a command with these settings had it: no other one need hear what became of it."""
+        return not self.lost_by or config_class.__name__ in self.lost_by
 
     def is_neutral(self, value: Any) -> bool:
         """Return whether a file with this value means the same without it."""
@@ -84,6 +90,11 @@ def _moved(setting: str, key: str, example: str, default: Any) -> OldSetting:
     return OldSetting(f"say --{setting} {example}", (default,), (setting, key))
 
 
+def _lost_by_reward_model(default: Any) -> OldSetting:
+    advice = "--model_path names a model to start from"
+    return OldSetting(advice, (default,), lost_by=("RewardModelConfig",))
+
+
 OLD_SETTINGS: dict[str, OldSetting] = {
     "train_sizes": _moved("sizes", "train", "train=3:2000", "3:2000,4:6000,5:24000"),
     "rl_sizes": _moved("sizes", "rl", "rl=5:400", "5:400,6:2600"),
@@ -139,10 +150,18 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     ),
     "obfuscated_domains": OldSetting("all of --domains are obfuscated"),
     "file_format": OldSetting("splits are JSON lines, which `datasets` reads", ("jsonl",)),
-    "plans": OldSetting("results of planners are kept in output_dir/plans.jsonl"),
-    "splits": OldSetting("`planning inspect` looks at all splits"),
-    "validator": OldSetting("`planning inspect` asks the built-in validator where it can"),
-    "json": OldSetting("the status of `planning inspect` says whether something is wrong"),
+    "plans": OldSetting(
+        "results of planners are kept in output_dir/plans.jsonl",
+        lost_by=("BuildConfig", "ImportConfig"),
+    ),
+    "splits": OldSetting("`planning inspect` looks at all splits", lost_by=("InspectConfig",)),
+    "validator": OldSetting(
+        "`planning inspect` asks the built-in validator where it can", lost_by=("InspectConfig",)
+    ),
+    "json": OldSetting(
+        "the status of `planning inspect` says whether something is wrong",
+        lost_by=("InspectConfig",),
+    ),
     "soft_punish_cache": OldSetting(
         "write a module:function for --reward_funcs (docs/own_reward.md)"
     ),
@@ -159,10 +178,10 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "adam_beta1": OldSetting("it is 0.9", (0.9,)),
     "reward_workers": OldSetting("a function with a time limit has two processes", (2,)),
     "stream_workers": OldSetting("one process prepares the rows of a stream", (1,)),
-    "tokenizer_path": OldSetting("--model_path names a model to start from", ("blocksworld-sft",)),
-    "hidden_size": OldSetting("--model_path names a model to start from", (128,)),
-    "num_hidden_layers": OldSetting("--model_path names a model to start from", (4,)),
-    "num_attention_heads": OldSetting("--model_path names a model to start from", (4,)),
+    "tokenizer_path": _lost_by_reward_model("blocksworld-sft"),
+    "hidden_size": _lost_by_reward_model(128),
+    "num_hidden_layers": _lost_by_reward_model(4),
+    "num_attention_heads": _lost_by_reward_model(4),
     "greater_is_better": OldSetting(
         "a metric_for_best_model that ends with loss is best where it is lowest", (True,)
     ),

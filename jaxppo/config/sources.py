@@ -74,6 +74,7 @@ MEANT = {
     "mini_batch_size": "num_mini_batches",
     "steps_per_generation": "num_mini_batches",
     "max_steps": "total_episodes",
+    "num_train_epochs": "total_episodes",
     "ppo_epochs": "num_ppo_epochs",
     "init_kl_coef": "kl_coef",
     "kl_penalty": "kl_estimator",
@@ -632,7 +633,7 @@ def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dic
             plain = list(default) if isinstance(default, tuple) else default
             if value != plain:
                 requirement = f"{plain} with {command}, which has no such flag"
-        elif name in OLD_SETTINGS:
+        elif name in OLD_SETTINGS and OLD_SETTINGS[name].is_gone_from(config_class):
             old = OLD_SETTINGS[name]
             if not old.is_neutral(value):
                 requirement = f"no such setting; {old.advice}"
@@ -718,8 +719,9 @@ def _setting_of(flag: str, config_class: Any) -> str:
     if name in fields and name not in names:
         reason = "one that this command does not read, or that is an argument in Python alone (docs/configuration.md)"
         raise ConfigError(f"{start} {reason}")
-    if name in OLD_SETTINGS and name not in names:
-        raise ConfigError(f"{start} one that is gone; {OLD_SETTINGS[name].advice}")
+    old = OLD_SETTINGS.get(name)
+    if old is not None and name not in names and old.is_gone_from(config_class):
+        raise ConfigError(f"{start} one that is gone; {old.advice}")
     if name in MEANT:
         hint = _hint(name, names)
     else:

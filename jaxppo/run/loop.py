@@ -121,7 +121,7 @@ class TrainingLoop:
         metrics_path = self._run.folder / METRICS_FILE
         samples_path = self._run.folder / SAMPLES_FILE
         self._run.trackers.begin(self.start)
-        if not self.start:
+        if self._steps.before and not self.start:
             self._run.trackers.log(0, self._steps.before)
         with (
             self._checkpoints,

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from jaxppo.config import EvaluateConfig, ReportConfig, RLConfig, SFTConfig, TrainConfig, sources
+from jaxppo.config import EvaluateConfig, ReportConfig, RewardModelConfig, RLConfig, SFTConfig, TrainConfig, sources
+from jaxppo.config.old_settings import OLD_SETTINGS
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import (
     flatten,
@@ -20,6 +21,7 @@ from jaxppo.config.sources import (
     write_yaml,
 )
 from jaxppo.errors import ConfigError
+from jaxppo.planning.datasets.config import InspectConfig
 
 COMMANDS = {"train": TrainConfig, "sft": SFTConfig, "evaluate": EvaluateConfig}
 
@@ -388,6 +390,26 @@ def test_help_begins_with_twelve_flags_whose_examples_can_be_read(command, capsy
 )
 def test_a_flag_that_is_gone_says_what_to_do(flag, says):
     assert says in error_line(flag, "1")
+
+
+def test_epochs_are_named_where_a_command_counts_rows_alone():
+    with pytest.raises(ConfigError, match=r"^--num_train_epochs: .*'total_episodes'"):
+        parse("--num_train_epochs", "2", command="sft")
+    assert parse("--num_train_epochs", "2").num_train_epochs == 2
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "tokenizer_path", "json", "plans"])
+def test_a_setting_of_other_commands_is_not_said_to_be_gone(tmp_path, name):
+    for message in (error_line(f"--{name}", "7"), error_line("--config", yaml_file(tmp_path, f"{name}: 7\n"))):
+        assert name in message and OLD_SETTINGS[name].advice not in message
+        assert "gone" not in message and "no such setting" not in message
+
+
+def test_a_setting_that_one_command_lost_says_what_to_do_there():
+    with pytest.raises(ConfigError, match="gone; --model_path"):
+        parse_cli(RewardModelConfig, "reward_model", ["--hidden_size", "7"])
+    with pytest.raises(ConfigError, match="gone; the status of `planning inspect`"):
+        parse_flags(InspectConfig, "planning inspect", ["--json", "x"])
 
 
 def test_a_file_of_an_older_version_is_read_or_refused_by_name(tmp_path):

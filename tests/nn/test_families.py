@@ -14,7 +14,8 @@ from flax import nnx
 
 from jaxppo import hf, models
 from jaxppo.nn import FAMILIES, ModelConfig, ModelSource
-from jaxppo.nn.layers import ACTIVATIONS, Keys, Linear, project_qkv
+from jaxppo.nn.layers import ACTIVATIONS, Keys, Linear, RMSNorm, project_qkv
+from jaxppo.nn.rotary import Rope
 from tests import quick_first
 from tests.hf.families import FILES, SMALL
 from tests.torch_models import (
@@ -191,3 +192,34 @@ def test_keys_are_those_of_flax():
     ours, theirs = Keys(3), nnx.Rngs(3)
     for _ in range(5):
         np.testing.assert_array_equal(jax.random.key_data(ours.params()), jax.random.key_data(theirs.params()))
+
+
+def test_gemma_rounds_norms_and_embeddings_where_transformers_does():
+    """In bfloat16, where 1 + weights and the root of D are other numbers; within float32 no order shows."""
+    config = SMALL["gemma3_text"].config
+    theirs = torch_model(FILES["gemma3_text"], dtype="bfloat16").model
+    x = torch.randn(64, config.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.arange(config.vocab_size)
+    with torch.no_grad():
+        expected = theirs.norm(x), theirs.embed_tokens(ids)
+
+    def ours(tensor):
+        return jnp.asarray(tensor.detach().float().numpy(), jnp.bfloat16)
+
+    norm = RMSNorm(config.hidden_size, config.layer_norm_eps, adds_one=True)
+    norm.scale = nnx.Param(ours(theirs.norm.weight))
+    trunk = FAMILIES["gemma3_text"].trunk(config, Keys(0))
+    trunk.embed_in.embedding = nnx.Param(ours(theirs.embed_tokens.weight))
+    embedded, _ = trunk.embed(jnp.asarray(ids.numpy())[None], jnp.zeros((1, len(ids)), int))
+    for computed, wanted in zip((norm(ours(x)), embedded[0]), expected, strict=True):
+        assert computed.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(computed.astype(np.float32), wanted.float().numpy())
+
+
+def test_the_shorter_of_two_kinds_of_frequencies_limits_the_text():
+    config = SMALL["gemma3_text"].config
+    short, long = (Rope(rope_type="dynamic", factor=4.0, original_max_position_embeddings=n) for n in (16, 32))
+    assert short.max_length < long.max_length
+    for rope, window_rope in ((short, long), (long, short)):
+        changed = dataclasses.replace(config, rope=rope, window_rope=window_rope)
+        assert changed.max_length == short.max_length

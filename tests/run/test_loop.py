@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from unittest.mock import Mock, call
 
 import jax.numpy as jnp
 import pytest
@@ -11,7 +12,7 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import replace
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.run import folder as run_folder
-from jaxppo.run import preemption
+from jaxppo.run import preemption, trackers
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.loop import LoopSteps, StepOutput, TrainingLoop
@@ -32,7 +33,7 @@ def state_at(step):
     return TrainState(params=params, opt_state={"count": jnp.int32(step)}, step=jnp.int32(step))
 
 
-def count(config, stop_at=None, evaluate=None, between_stages=False):
+def count(config, stop_at=None, evaluate=None, between_stages=False, **more):
     """A run whose update n logs n squared; returns its folder.
 
     Args:
@@ -40,6 +41,7 @@ def count(config, stop_at=None, evaluate=None, between_stages=False):
         stop_at: number, from 0, of the update in which it gets SIGTERM.
         evaluate: called before the updates.
         between_stages: whether that update is asked if it has to stop.
+        more: fields of `LoopSteps`.
     """
     run = run_folder.begin("train", config)
 
@@ -53,7 +55,7 @@ def count(config, stop_at=None, evaluate=None, between_stages=False):
         return StepOutput(state_at(number + 1), record)
 
     meta = run.meta(config, {})
-    steps = LoopSteps(TOTAL, step, evaluate=lambda state: {}, meta=meta, title="counting", header="counting")
+    steps = LoopSteps(TOTAL, step, evaluate=lambda state: {}, meta=meta, title="counting", header="counting", **more)
     with run.claimed(), run.trackers:
         if evaluate is not None:
             evaluate()
@@ -94,6 +96,19 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(folder, capsys):
         log.append({"step": 6, "objective/scores": -1.0})  # of an update that no checkpoint has
     assert logged(resume(folder)) == [(n, float(n * n)) for n in range(1, 7)]
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("before", [{}, {"eval/test/validity": 0.5}])
+def test_trackers_get_an_evaluation_before_the_first_step_where_there_is_one(tmp_path, monkeypatch, before):
+    tracker = Mock()
+    mine = trackers.TrackerType(Mock(return_value=tracker), None, None, "none")
+    monkeypatch.setitem(trackers.TRACKERS, "mine", mine)
+    count(configured(tmp_path / "run", report_to=("mine",)), before=before)
+    assert [arguments[0] for _, arguments, _ in tracker.log.mock_calls] == [
+        *([0] if before else []),
+        *range(1, TOTAL + 1),
+    ]
+    assert not before or tracker.log.mock_calls[0] == call(0, before)
 
 
 @pytest.mark.parametrize(("stop_at", "kept"), [(0, []), (3, [2, 3])])
