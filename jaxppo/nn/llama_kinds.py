@@ -186,7 +186,7 @@ class LlamaConfig(ModelConfig):
 
     @classmethod
     def derived_fields(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the sizes of heads and the layers without rotary embedding that a kind has by itself."""
+        """Return sizes of heads, and the activation and layers without rotary embedding that a kind has by itself."""
         check_num_layers(settings["num_hidden_layers"])
         for name in ("hidden_size", "num_attention_heads"):
             check_positive_int(name, settings[name])
@@ -196,7 +196,10 @@ class LlamaConfig(ModelConfig):
         if "head_dim" not in settings:
             check_heads_divide(num_heads, settings["hidden_size"])
             derived["head_dim"] = settings["hidden_size"] // num_heads
-        interval = KINDS[settings.get("model_type", "llama")].unrotated_every
+        kind = KINDS[settings.get("model_type", "llama")]
+        if "hidden_activation" in kind.defaults:
+            derived["hidden_act"] = kind.defaults["hidden_activation"]
+        interval = kind.unrotated_every
         if interval:
             derived["unrotated_layers"] = tuple(range(interval - 1, num_layers, interval))
         return derived

@@ -329,3 +329,24 @@ def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_s
     found = reserved(config, model, prompt_length)
     assert found / 2 < stage["activations"] < found * 2
     assert found / 2 < sum(stage.values()) < found * 2
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_what_a_layer_of_an_accelerated_model_saves_is_what_the_estimate_says(model_type):
+    """Gemma's norms of what attention and MLP give need both."""
+    ids = jax.ShapeDtypeStruct((4, 32), "int32")
+
+    def saved_and_estimated(layers):
+        model = LLAMA(**SIZES | {"num_hidden_layers": layers}, hidden_size=64, model_type=model_type)
+        computation = dataclasses.replace(model.computation, accelerated=True, attention="blocks")
+        model = dataclasses.replace(model, computation=computation)
+        params = shapes_of_params(model)
+
+        def residuals(params, ids):
+            return jax.vjp(lambda params: models.apply(model, params, ids, logits=False).hidden, params)[1]
+
+        saved = sizes.tree_bytes(jax.eval_shape(residuals, params, ids)) - sizes.tree_bytes(params)
+        return np.array([saved, sizes.activation_bytes(model, 4, 32)])
+
+    saved, estimated = saved_and_estimated(9) - saved_and_estimated(5)
+    assert saved == pytest.approx(estimated, rel=0.05)
