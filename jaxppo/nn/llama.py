@@ -140,16 +140,14 @@ class LlamaLayer(nnx.Module):
         )
 
 
-class GemmaLayer(nnx.Module):
+class GemmaLayer(LlamaLayer):
     """The same with two more norms: of what attention and MLP give, before it is added to the residual stream."""
 
     def __init__(self, config: LlamaConfig, layer: int, rngs: nnx.Rngs):
-        self.input_layernorm = _norm(config, config.hidden_size)
-        self.post_attention_layernorm = _norm(config, config.hidden_size)
+        super().__init__(config, layer, rngs)
+        # `post_attention_layernorm` says what it is here; a Llama's stands before the MLP.
         self.pre_feedforward_layernorm = _norm(config, config.hidden_size)
         self.post_feedforward_layernorm = _norm(config, config.hidden_size)
-        self.self_attn = LlamaAttention(config, layer, rngs)
-        self.mlp = LlamaMlp(config, rngs)
 
     def __call__(self, x_btd: Array, context: AttentionContext) -> tuple[Array, LayerCache | None]:
         """Transform the residual stream: [B, T, D] -> [B, T or R, D] and the cache of this layer."""
