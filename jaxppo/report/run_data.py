@@ -237,7 +237,7 @@ def read_run(folder: Path | str) -> RunData:
         command_line=_command_line(folder / CONFIG_FILE),
         settings=plain | values,
         defaults=plain | preset_values(command, "default"),
-        records=records,
+        records=[record for record in records if isinstance(record.get("step"), int)],
         results_before=results_before,
         results_after=results_after,
         headline_split=headline_split,

@@ -47,7 +47,9 @@ def read_samples(path: Path) -> Samples:
     records_by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
     outcomes: dict[int, Counter[str]] = defaultdict(Counter)
     for record in iter_records(path):
-        step = record["step"]
+        step = record.get("step")
+        if not isinstance(step, int):
+            continue
         records_by_step[step].append(record)
         # `plan.describe` begins a verdict with why the plan is
         # not valid; verdicts of other rewards are not counted.

@@ -94,6 +94,10 @@ def test_write_report_of_a_run_that_has_just_begun_or_lost_its_files(tmp_path):
     # Half of a line is still being written, and a metric is no number.
     (folder / "metrics.jsonl").write_text('{"step": 1, "objective/kl": null, "lr": 1e-4}\n{"step": 2, "obj')
     assert "not finished: 1 " in report_of(folder)[1].texts["p"]
+    # The last line is another program's, and says nothing of a step.
+    (folder / "metrics.jsonl").write_text('{"step": 1, "objective/kl": 0.1, "lr": 1e-4}\n{"lr": 1e-4}\n')
+    (folder / "samples.jsonl").write_text('{"prompt": "p"}\n')
+    assert "not finished: 1 " in report_of(folder)[1].texts["p"]
 
 
 def test_write_report_of_rewards_and_of_plans_by_length(tmp_path):

@@ -62,7 +62,9 @@ class Problems:
         self._instances = None if pddl_dir is None else Instances(pddl_dir)
         # Two caches, as several names may stand for one problem:
         # verdicts are remembered by the identity of its task.
-        self._task_by_name: dict[tuple[str, str, tuple[str, str] | None], AnsweredProblem] = {}
+        self._task_by_name: dict[
+            tuple[str, str, tuple[str, str] | None], AnsweredProblem | DataError | PddlError
+        ] = {}
         self._task_by_texts: dict[_ProblemTexts, AnsweredProblem] = {}
         self._references: dict[tuple[int, str], tuple[str, ...]] = {}
 
@@ -99,11 +101,17 @@ class Problems:
             DataError: there is none, or no validator here covers it.
             PddlError: its text cannot be read.
         """
-        # A file of results has hundreds of answers to the same problems.
+        # A file of results has hundreds of answers to the same problems, also to one that cannot be read.
         key = (answer.domain, answer.problem, answer.prompt_pddl)
         if key not in self._task_by_name:
-            self._task_by_name[key] = self._task(answer)
-        return self._task_by_name[key]
+            try:
+                self._task_by_name[key] = self._task(answer)
+            except (DataError, PddlError) as error:
+                self._task_by_name[key] = error
+        found = self._task_by_name[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def reference(self, task: AnsweredProblem, text: str) -> tuple[str, ...]:
         """Return a reference plan as a list of steps; empty where the text is no valid plan for the problem."""

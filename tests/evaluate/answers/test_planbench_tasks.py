@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from jaxppo.errors import DataError
 from jaxppo.evaluate.answers.agreement import Reason, agreement
 from jaxppo.evaluate.answers.judging import AnswerJudge, rows_of
 from jaxppo.planning import format_action
+from jaxppo.planning.answers.answer import PlanAnswer
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
 from jaxppo.planning.domains import BLOCKSWORLD
@@ -41,6 +43,20 @@ def judge(tmp_path, files, rule="strict", compact_names=True):
 
 def instances(*entries):
     return [{"instance_id": one.number, **entry} for one, entry in zip((ONE, TWO), entries, strict=False)]
+
+
+def test_a_problem_that_cannot_be_read_is_read_once(tmp_path, monkeypatch):
+    problems = Problems(write_instances(tmp_path, [ONE]))
+    find = problems._task
+    asked = []
+    monkeypatch.setattr(problems, "_task", lambda answer: asked.append(answer) or find(answer))
+    answers = [PlanAnswer(f"a{i}", "m", "blocksworld", "p", "no such problem", "(pick-up a)") for i in range(3)]
+    messages = []
+    for answer in answers:
+        with pytest.raises(DataError) as caught:
+            problems.find(answer)
+        messages.append(str(caught.value))
+    assert asked == answers[:1] and len(set(messages)) == 1
 
 
 @pytest.mark.parametrize("domain", ["blocksworld", "blocksworld_zero_shot_3", "blocksworld/generated_basic"])
