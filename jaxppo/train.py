@@ -1,8 +1,7 @@
 """PPO, RLOO or GRPO on planning problems: `python -m jaxppo.train`.
 
 Writes a run folder with `config.yaml`, `metrics.jsonl`, `samples.jsonl`, `checkpoints/`, `policy/` and `value/`
-(Hugging Face folders), `eval.json` (before and after), `curves.png` and `report.html`; with `--profile` also
-`profile/`.
+(Hugging Face folders), `eval.json` (before and after) and `report.html`; with `--profile` also `profile/`.
 """
 
 import dataclasses
@@ -27,7 +26,6 @@ from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling.aim import show
 from jaxppo.profiling.aot import Plan
 from jaxppo.profiling.meter import UpdateMeter
-from jaxppo.report.picture import plot_run
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.judge import Judge, failed_samples
@@ -326,7 +324,6 @@ def _carry_out(
     if processes.is_first():
         bases = None if frozen is None else frozen_bases(frozen, params)
         write_models(run.folder, meta, params, bases, setup.tokenizer, evals)
-        plot_run(run.folder, evals)
     run.write_evals(evals)  # last: "after" marks a run as finished
     samples = (
         run_folder.read_json(run.folder / run_folder.EVAL_SAMPLES_FILE)
@@ -334,7 +331,7 @@ def _carry_out(
         else {}
     )
     printing.print_outcome(run.console, evals, samples, config.rl.algorithm.upper())
-    run.console.result(f"policy in {run.folder / 'policy'}, curves in {run.folder / 'curves.png'}")
+    run.console.result(f"policy in {run.folder / 'policy'}")
 
 
 def _run_updates(

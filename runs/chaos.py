@@ -34,7 +34,7 @@ from jaxppo.data import word_tokenizer
 from jaxppo.run.metrics import MAY_DIFFER
 
 ROOT = Path(__file__).parents[1]
-THERE = ("report.html", "curves.png", "plans.jsonl")
+THERE = ("report.html", "plans.jsonl")
 """These hold times; that they are there is enough."""
 SIGNALS = {
     "SIGKILL": (signal.SIGKILL,),

@@ -27,7 +27,6 @@ PRELOADED = [
     "jaxppo.rl.learner",
     "jaxppo.run.checkpoints",
     "jaxppo.run.loop",
-    "matplotlib.pyplot",
     "tensorboardX",
     "transformers.tokenization_utils_tokenizers",
 ]

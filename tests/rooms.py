@@ -37,7 +37,7 @@ ROOMS = (
     Room(("rewards",), "the reward protocol: functions called, added up, their failures dealt with"),
     Room(("reward_functions",), "built-in rewards: plans, reward models, sentiment, HTTP, isolated processes"),
     Room(("evaluate",), "answers to held-out rows: generated, judged, measured, compared"),
-    Room(("report",), "everything drawn: the pages of runs and evaluations, and one picture"),
+    Room(("report",), "everything drawn: the pages of runs and evaluations"),
     Room(
         (
             *("train", "self_train", "sft", "reward_model", "reward_server", "export", "metrics", "doctor"),

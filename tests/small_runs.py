@@ -38,10 +38,9 @@ def config_of(folder: Path, *flags: object) -> TrainConfig:
 
 
 def carry_out(folder: Path, *flags: object, reward: Callable[..., list] = score, **in_python: Any) -> Path:
-    """Carry out a run in this process, under a reward of the test and without its picture, which takes a second."""
+    """Carry out a run in this process, under a reward of the test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.registry, "make_plan_reward", lambda *_, **__: reward)
-        patch.setattr(train, "plot_run", lambda *_: None)
         train.train(replace(config_of(folder, *flags), **in_python))
     return folder
 

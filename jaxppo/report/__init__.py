@@ -1,6 +1,6 @@
 """Draw the pages of a run, of an evaluation and of a comparison: `python -m jaxppo.report`.
 
-In: run folders and judged plans. Out: self-contained HTML, and one picture.
+In: run folders and judged plans. Out: self-contained HTML.
 """
 
-__all__ = ["answers_page", "comparison", "picture", "plan_page", "run_page"]
+__all__ = ["answers_page", "comparison", "plan_page", "run_page"]
