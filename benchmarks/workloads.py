@@ -193,7 +193,6 @@ def train_config(work: Workload, folder: Path) -> Any:
         dataset=str(folder),
         train_split="train",
         eval_splits=("test",),
-        headline_split="test",
         sft_model_path=str(folder / "policy"),
         value_model_path=str(folder / "value"),
         reward_funcs=("model",),

@@ -154,7 +154,7 @@ def _supervised_data(
         template.tokenizer,
         config.batch_size,
         config.run.seed,
-        config.data.longest_prompt,
+        config.data.max_prompt_length,
         template,
     )
 
@@ -274,7 +274,7 @@ def _carry_out(setup: SelfTrainSetup) -> None:
     console = run.console
     evals = run.evals
     run.keep_settings()
-    evals["headline_split"] = config.data.headline(config.headline_split)
+    evals["headline_split"] = config.data.headline_split
     if "before" not in evals:
         console.stage(f"Evaluation before self-training ({setup.evaluator.validator})")
         results, samples = setup.evaluator.with_samples(setup.start)

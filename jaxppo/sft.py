@@ -146,7 +146,7 @@ def _training_rows(
         return data.encode_rows(
             tokenizer,
             batches(step),
-            config.data.longest_prompt,
+            config.data.max_prompt_length,
             template,
             assistant_only=config.assistant_only_loss,
         )

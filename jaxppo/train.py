@@ -169,8 +169,8 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
         template.tokenizer,
         config.num_prompts,
         config.run.seed,
-        config.data.longest_prompt,
-        config.data.text_lengths,
+        config.data.max_prompt_length,
+        config.data.input_text_length,
         template,
     )
     models.check_length(prompts.longest + config.sampling.response_length)
@@ -306,7 +306,7 @@ def _carry_out(
     """Evaluate, train, evaluate, export; what `eval.json` and the checkpoints have already is not done again."""
     config = setup.config
     evals = run.evals
-    evals["headline_split"] = config.data.headline(config.headline_split)
+    evals["headline_split"] = config.data.headline_split
     # A resumed run has it already: its model is no longer the one that was evaluated.
     if "before" not in evals:
         evals["before"] = _evaluate(run, setup, "before", state)

@@ -42,7 +42,7 @@ SPLIT_FROM = 900_000_000
 """Models with at least so many parameters are split over the devices of a target that has several."""
 COMMON = (
     "--dtype bfloat16 --batch_size 64 --num_mini_batches 1 --response_length 53 --total_episodes 6400 "
-    "--max_prompt_length 512 --filter_overlong_prompts False --reward_funcs plan"
+    "--max_prompt_length 512 --reward_funcs plan"
 )
 GIB = 2**30
 

@@ -68,7 +68,7 @@ class Job(NamedTuple):
 
 
 JOBS = {
-    "ppo": Job(f"jaxppo.train {_TINY} --kl_target 6 --use_score_scaling --use_score_norm"),
+    "ppo": Job(f"jaxppo.train {_TINY} --kl_target 6 --score_scaling norm"),
     "rloo": Job(f"jaxppo.train {_TINY} --algorithm rloo --num_generations 4"),
     "async": Job(f"jaxppo.train {_TINY} --async_rollouts 1 --kl_target 6"),
     "two": Job(f"jaxppo.train {_TINY}", n_processes=2),

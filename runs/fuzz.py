@@ -186,7 +186,6 @@ RUN = {
         "reward_plan": 1.0,
     },
     "eval.json": {
-        "headline_split": "test",
         "before": {"test": MEASURED},
         "after": {"test": MEASURED},
     },

@@ -22,7 +22,7 @@ UPDATES, ROWS = 4, 16
 SMALL = ["--preset", "tiny", "--sft_model_path", ONE_LAYER, "--response_length", "16", "--quiet", "True"]
 SMALL += ["--sizes", "test=4:4", "test_longer=5:4", "--num_sample_generations", "4", "--warmup_steps", "0"]
 # What an update hands to the next one beside the models changes, too.
-CHANGING = ["--kl_target", "6", "--kl_horizon", "100", "--use_score_scaling", "--use_score_norm"]
+CHANGING = ["--kl_target", "6", "--score_scaling", "norm"]
 ASYNC = ["--async_rollouts", "1"]
 BY_SUCCESS = ["--curriculum", "success", "--curriculum_success", "0.5", "--curriculum_threshold", "0.3"]
 SAVED = ["--save_steps", "1", "--save_total_limit", "9"]

@@ -50,7 +50,7 @@ THREE = "mistaken_rewards:three"
 
 # The command, its flags, and the words that its line must have: what is wrong, and flag, command or name that helps.
 MISTAKES = {
-    "stop token beyond the vocabulary": ("train", [*RUN, "--stop_token_id", "50000"], ["stop_token_id", "50000"]),
+    "stop token beyond the vocabulary": ("train", [*RUN, "--stop_token", "50000"], ["stop_token", "50000"]),
     "metric that is not logged": ("train", [*RUN, "--metric_for_best_model", "rewrd"], ["docs/metrics.md"]),
     "rewards of one name": ("train", [*RUN, "--reward_funcs", THREE, "other_rewards:three"], ["reward_funcs"]),
     "model of the hub, offline": ("train", [*RUN, "--sft_model_path", "user/no-such"], ["HF_HUB_OFFLINE"]),

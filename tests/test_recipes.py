@@ -22,7 +22,7 @@ from tests import ROOT
 
 RECIPES = "blocksworld planning-multi paper-qwen2-7b qwen3-planning tldr-pythia-1b tldr-rloo imdb-gpt2".split()  # noqa: SIM905
 RECIPES += ["lora-reward", "api-reward"]
-PLACES = ("dataset", "sft_model_path", "model_path", "reward_model_path", "value_model_path", "sentiment_model_path")
+PLACES = ("dataset", "sft_model_path", "model_path", "reward_model_path", "value_model_path")
 """Settings that name a model or a data set."""
 
 HIDDEN, VOCABULARY = 32, 512
@@ -160,7 +160,7 @@ def test_planning_recipes_of_chat_models_run_on_folders_of_the_hubs_layout(prese
     tokenizer.save_pretrained(folder)
     run = tmp_path / "run"
     flags = f"--dataset blocksworld --train_split rl --prompt_style {style} --sizes train=3:20 rl=4:8 "
-    flags += "--eval_splits test --headline_split test --sizes test=4:4 --batch_size 8 --total_episodes 8 "
+    flags += "--eval_splits test --sizes test=4:4 --batch_size 8 --total_episodes 8 "
     flags += "--num_mini_batches 1 --gradient_accumulation_steps 2 --local_rollout_forward_batch_size 4 "
     flags += "--response_length 8 --max_prompt_length 4096"
     results = carry_out(preset, *flags.split())

@@ -253,7 +253,6 @@ def test_the_default_samples_as_many_plans_as_train():
     problems = config.problems_per_round(3000)
     assert config.num_rounds * problems * config.num_generations == ppo.total_episodes == config.total_episodes
     assert config.sft_model_path == ppo.sft_model_path and config.data.train_split == ppo.data.train_split
-    assert config.headline_split == ppo.headline_split
     assert config.sampling.response_length == ppo.sampling.response_length
     # Plans are sampled for whole problems.
     for total, problems in ((None, 50), (1, 1), (24, 4), (25, 5), (6000, 1000)):
@@ -278,8 +277,7 @@ BAD = {name: [f"--{name}", "0"] for name in POSITIVE} | {
     "min_p": ["--min_p", "0.1"],
     "output_min_length": ["--output_min_length", "3"],
     "stop_token": ["--stop_token", "none"],
-    "stop_token_id": ["--stop_token_id", "999999"],
-    "headline_split": ["--headline_split", "train"],
+    "stop_token_id": ["--stop_token", "999999"],
     "start_split": ["--start_split", "rl"],
     "reward_funcs": ["--reward_funcs", "server"],
     "value_learning_rate": ["--value_learning_rate", "1"],

@@ -351,7 +351,7 @@ def test_held_out_rows_that_cannot_be_measured_do_not_end_a_run(chats, tmp_path,
     )
     changes = {"max_length": 40, "eval_splits": ("test", "other"), "max_prompt_length": 4, "eval_steps": 2}
     options = {"model_path": str(tmp_path / "model"), "dataset": dataset, "reward_funcs": ("plan",), "quiet": False}
-    options |= {"filter_overlong_prompts": False, "report_to": ("none",)}
+    options |= {"report_to": ("none",)}
     folder = sft.sft(replace(chat_config(chats, tmp_path / "run"), **options, **changes))
     assert json.loads((folder / "eval.json").read_text())["test"]["loss"] > 0
     printed = capsys.readouterr().out

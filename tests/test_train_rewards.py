@@ -137,7 +137,6 @@ def test_an_adapter_of_a_reward_model_is_no_start_for_a_policy(run, tmp_path, mo
 def test_prompts_without_plans_are_trained_on_a_function(run, tmp_path):
     folder = run(
         **write_texts(tmp_path, topic="towers"),
-        headline_split="test",
         eval_steps=1,
         reward_funcs=(f"{FUNCTIONS}:words",),
         metric_for_best_model="eval/test/mean_reward",
@@ -176,7 +175,7 @@ def reward_model(request, tmp_path):
 
 @pytest.mark.full
 def test_a_learned_reward_scores_what_was_sampled(run, reward_model):
-    settings = {"reward_funcs": ("model", "plan"), "reward_weights": (0.1, 1.0), "use_score_scaling": True}
+    settings = {"reward_funcs": ("model", "plan"), "reward_weights": (0.1, 1.0), "score_scaling": "scale"}
     folder = run(**settings, reward_model_path=str(reward_model))
     policy = hf.load_policy(ONE_LAYER)
     encode, eos = policy.tokenizer.encode, policy.tokenizer.eos_token_id

@@ -15,7 +15,6 @@ from jaxppo.config.commands import (
 )
 from jaxppo.config.data import (
     DEFAULT_EVAL_SPLITS,
-    DEFAULT_PROMPT_LENGTH,
     SPLITS,
     CurriculumConfig,
     DataConfig,
@@ -35,7 +34,6 @@ __all__ = [
     "ALGORITHMS",
     "DEFAULT_EVAL_SPLITS",
     "DEFAULT_PAIR_SPLITS",
-    "DEFAULT_PROMPT_LENGTH",
     "SPLITS",
     "Algorithm",
     "CurriculumConfig",

@@ -48,7 +48,6 @@ class EvaluateConfig:
         "partial_scale",
         "reward_weights",
         "reward_timeout_s",
-        "sentiment_label",
         "target",
     )
     """Fields of the groups that this command has no flags for."""
@@ -89,8 +88,8 @@ class EvaluateConfig:
     """Numbers that the model computes in; logits are float32 in any case."""
     response_length: int = 72
     """Most tokens of a completion; the default is that of the default run."""
-    stop_token_id: int | None = None
-    """A completion ends with this token alone; default: as in training (stop_token)."""
+    stop_token: Literal["eos"] | int = "eos"
+    """What ends a completion, as in training: eos, or the id of another token."""
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these strings."""
     repetition_penalty: float = python_only(1.0)
@@ -131,7 +130,7 @@ class EvaluateConfig:
         """Where a completion ends, its most tokens, and the repetition penalty; the rest is in `evaluation`."""
         return SamplingConfig(
             response_length=self.response_length,
-            stop_token_id=self.stop_token_id,
+            stop_token=self.stop_token,
             stop_strings=self.stop_strings,
             repetition_penalty=self.repetition_penalty,
         )

@@ -19,10 +19,6 @@ from jaxppo.config.checks import (
 OBJECTS = range(2, 17)
 """How many objects a built-in problem may have: the vocabulary holds 16 names."""
 
-DEFAULT_PROMPT_LENGTH = 512
-"""Most tokens of a prompt where max_prompt_length does not say, and the longest prompt is not to decide: with
-filter_overlong_prompts."""
-
 STREAM = "stream:"
 """What the name of an endless data set starts with."""
 
@@ -83,8 +79,8 @@ class DataConfig:
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = DEFAULT_EVAL_SPLITS
-    """Splits to evaluate on (alias --splits); the first is the one called in-distribution. With none, train and sft do
-    not evaluate. Those of the default that the data do not have are left out, with a line that says so."""
+    """Splits to evaluate on (alias --splits); the last is the headline, which the result is about. With none, train and
+    sft do not evaluate. Those of the default that the data do not have are left out, with a line that says so."""
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""
@@ -113,10 +109,8 @@ class DataConfig:
     min_prompt_characters: int = 0
     """Leave out rows of such data with a shorter prompt."""
     max_prompt_length: int | None = None
-    """Most tokens of a prompt. A longer one is an error, unless filter_overlong_prompts leaves its row out. Default: as
-    many as the data have, up to the positions of the model; 512 with filter_overlong_prompts."""
-    filter_overlong_prompts: bool = False
-    """Leave out rows whose prompt has more than max_prompt_length tokens, and say how many they are."""
+    """Most tokens of a prompt. Rows with a longer one are left out, with a line that says how many they are; in a
+    stream one is an error. Default: as many as the data have; more than the model has positions for are an error."""
     use_chat_template: bool | None = None
     """Give the model each prompt as the user's turn of a chat, by the tokenizer's chat template; rewards see the plain
     prompt. Default: where the tokenizer has a template and prompts are not cut."""
@@ -127,24 +121,22 @@ class DataConfig:
     n_shots: int = 0
     """Solved examples before each prompt, drawn from split `train` of the same data: other problems of the same domain
     and prompt style, chosen by data_seed and the row's id. Reward functions have the plain prompt as `prompts`."""
-    input_min_text_length: int | None = None
-    """With input_max_text_length: cut each prompt to a number of tokens drawn once from this range (both ends may come
-    out), as with TRL 0.11's LengthSampler; for text to be continued."""
-    input_max_text_length: int | None = None
-    """See input_min_text_length."""
+    input_text_length: tuple[int, int] | None = None
+    """Cut each prompt to a number of tokens drawn once from this range (both ends may come out), such as 2 7, as with
+    TRL 0.11's LengthSampler; for text to be continued."""
 
     def __post_init__(self) -> None:
-        low = self.input_min_text_length
-        high = self.input_max_text_length
-        if low is not None or high is not None:
-            fits = low is not None and high is not None and 1 <= low <= high
-            requirement = "1 <= input_min_text_length <= input_max_text_length, or neither"
-            require(fits, "input_min_text_length, input_max_text_length", requirement, (low, high))
-            requirement = "None or False with input_max_text_length: text to be continued is no turn of a chat"
+        if self.input_text_length is not None:
+            low, high = self.input_text_length
+            requirement = "two numbers from 1 on, the lower one first"
+            require(1 <= low <= high, "input_text_length", requirement, (low, high))
+            requirement = (
+                "None or False with input_text_length: text to be continued is no turn of a chat"
+            )
             require(
                 not self.use_chat_template, "use_chat_template", requirement, self.use_chat_template
             )
-            reason = "with input_max_text_length: text to be continued has no examples"
+            reason = "with input_text_length: text to be continued has no examples"
             require_default(self, "n_shots", reason)
         # Of all splits, also those that this run does not read: a mistake is one in any of them.
         for split in SPLITS:
@@ -167,8 +159,6 @@ class DataConfig:
                 is_default = words == DEFAULT_PARTS[name]
                 require(is_default, name, "nothing unless dataset is a stream", words)
         else:
-            reason = "with a stream, whose prompts are not known before"
-            require_default(self, "filter_overlong_prompts", reason)
             require_default(self, "n_shots", "with a stream, whose split train is endless")
             require_default(self, "dataset_config", "with a stream")
 
@@ -202,13 +192,6 @@ class DataConfig:
         return None if rows is None else int(rows)
 
     @property
-    def longest_prompt(self) -> int | None:
-        """Most tokens of a prompt; None: what the model has positions for."""
-        if self.max_prompt_length is None and self.filter_overlong_prompts:
-            return DEFAULT_PROMPT_LENGTH
-        return self.max_prompt_length
-
-    @property
     def names_eval_splits(self) -> bool:
         """Whether the evaluation splits were named, by a flag, a file or a preset."""
         # By identity: who names the two of the default wants both.
@@ -233,30 +216,10 @@ class DataConfig:
             return None
         return tuple(name.strip() for name in self.dataset.removeprefix(STREAM).split(","))
 
-    def headline(self, chosen: str | None) -> str | None:
-        """Return the split that a run is about: the one chosen, else the last of `eval_splits`; None without any.
-
-        Raises:
-            ConfigError: the one chosen is none of them.
-        """
-        if not self.eval_splits:
-            return None
-        if chosen is None:
-            return self.eval_splits[-1]
-        require(
-            chosen in self.eval_splits,
-            "headline_split",
-            f"one of eval_splits {self.eval_splits}",
-            chosen,
-        )
-        return chosen
-
     @property
-    def text_lengths(self) -> tuple[int, int] | None:
-        """Fewest and most tokens that a prompt is cut to; None where prompts are whole."""
-        low = self.input_min_text_length
-        high = self.input_max_text_length
-        return None if low is None or high is None else (low, high)
+    def headline_split(self) -> str | None:
+        """The split that a run of `train` or `self_train` is about; None without any."""
+        return self.eval_splits[-1] if self.eval_splits else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,13 +46,7 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
     """
     result = {}
     moved: dict[str, list[str]] = {}
-    # The function `server` had its address in a setting of its own.
-    url = values.get("reward_server_url")
-    functions = as_list(values.get("reward_funcs"))
-    if url is not None and "server" in functions:
-        functions = [url if function == "server" else function for function in functions]
-        values = {**values, "reward_funcs": functions, "reward_server_url": None}
-    for name, value in values.items():
+    for name, value in _with_joined(values).items():
         setting = OLD_SETTINGS.get(name)
         # `stream_lengths` is an old name and a present one: text
         # was the old form, a list of KEY=VALUE is the new one.
@@ -78,6 +72,48 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
     return result
 
 
+def _with_joined(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file, those that were two and are one now under its name.
+
+    Where the two cannot be one, the old names stay.
+    """
+    values = dict(values)
+    # The function `server` had its address in a setting of its own.
+    url = values.get("reward_server_url")
+    functions = as_list(values.get("reward_funcs"))
+    if url is not None and "server" in functions:
+        functions = [url if function == "server" else function for function in functions]
+        values |= {"reward_funcs": functions, "reward_server_url": None}
+    if "early_stopping" in values:
+        # The target had a value in any case, which nothing read without early_stopping.
+        target = values.pop("target_kl", 1.0)
+        if values.pop("early_stopping"):
+            values["target_kl"] = target
+    if {"use_score_scaling", "use_score_norm"} & values.keys():
+        scales = values.pop("use_score_scaling", False)
+        subtracts_mean = values.pop("use_score_norm", False)
+        values["score_scaling"] = ("norm" if subtracts_mean else "scale") if scales else "none"
+    if {"input_min_text_length", "input_max_text_length"} <= values.keys():
+        lengths = [values.pop("input_min_text_length"), values.pop("input_max_text_length")]
+        values["input_text_length"] = None if lengths == [None, None] else lengths
+    if values.pop("filter_overlong_prompts", False) and values.get("max_prompt_length") is None:
+        values["max_prompt_length"] = OLD_PROMPT_LENGTH
+    for old_name, name in (
+        ("stop_token_id", "stop_token"),
+        ("sentiment_model_path", "reward_model_path"),
+    ):
+        if values.get(old_name) is not None and values.get(name) is None:
+            values[name] = values.pop(old_name)
+    if values.get("stop_token", "eos") is None:
+        del values["stop_token"]  # it was the same as eos
+    splits = as_list(values.get("eval_splits"))
+    headline = values.get("headline_split")
+    if headline is not None and headline in splits:
+        del values["headline_split"]
+        values["eval_splits"] = [split for split in splits if split != headline] + [headline]
+    return values
+
+
 def with_default_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, with the defaults of those parts (KEY=VALUE) that they do not name."""
     result = dict(values)
@@ -95,6 +131,9 @@ def _lost_by_reward_model(default: Any) -> OldSetting:
     return OldSetting(advice, (default,), lost_by=("RewardModelConfig",))
 
 
+OLD_PROMPT_LENGTH = 512
+"""`max_prompt_length` of older versions where none was set."""
+
 OLD_SETTINGS: dict[str, OldSetting] = {
     "train_sizes": _moved("sizes", "train", "train=3:2000", "3:2000,4:6000,5:24000"),
     "rl_sizes": _moved("sizes", "rl", "rl=5:400", "5:400,6:2600"),
@@ -107,6 +146,15 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "stream_problems": _moved("stream_rows", "train", "train=16000", None),
     "stream_rl_rows": _moved("stream_rows", "rl", "rl=500", 500),
     "stream_test_rows": _moved("stream_rows", "test", "test=50", 50),
+    "early_stopping": OldSetting("--target_kl with a number says it"),
+    "use_score_scaling": OldSetting("say --score_scaling scale"),
+    "use_score_norm": OldSetting("say --score_scaling norm"),
+    "input_min_text_length": OldSetting("say --input_text_length LOW HIGH"),
+    "input_max_text_length": OldSetting("say --input_text_length LOW HIGH"),
+    "filter_overlong_prompts": OldSetting("--max_prompt_length leaves longer prompts out"),
+    "stop_token_id": OldSetting("say --stop_token with the id"),
+    "sentiment_model_path": OldSetting("say --reward_model_path"),
+    "headline_split": OldSetting("it is the last of --eval_splits"),
     "peak_tflops": OldSetting("divide throughput/tflops by the peak that is meant"),
     "num_processes": OldSetting("say --distributed HOST:PORT,NUMBER/COUNT"),
     "process_id": OldSetting("say --distributed HOST:PORT,NUMBER/COUNT"),

@@ -17,8 +17,6 @@ TRAINING_REWARD_FIELDS = (
     "partial",
     "normalise_by",
     "partial_scale",
-    "sentiment_model_path",
-    "sentiment_label",
     "reward_timeout_s",
     "on_error",
 )
@@ -57,11 +55,10 @@ class RewardConfig:
     audit_rate: float | None = python_only(None)
     """Fraction of the plans judged in this process that VAL judges again; default: 0.01 where VAL is installed."""
     reward_model_path: str | None = None
-    """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base."""
-    sentiment_model_path: str | None = None
-    """Text classification folder or hub id of `sentiment`."""
-    sentiment_label: str = "POSITIVE"
-    """The label whose raw logit is the reward."""
+    """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base. Of
+    `sentiment`: a text classification folder or hub id."""
+    sentiment_label: str = python_only("POSITIVE")
+    """The label whose raw logit is the reward of `sentiment`."""
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or
     for each of up to four attempts to ask a server (default 30); a completion that takes longer is left out."""

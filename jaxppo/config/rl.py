@@ -90,22 +90,18 @@ class RLConfig:
     kl_target: float | None = None
     """KL per completion, in nats, that kl_coef is adapted to (Ziegler et al. 2019; TRL 0.11: adap_kl_ctrl with a target
     of 6); default: kl_coef stays."""
-    kl_horizon: int = 10000
+    kl_horizon: int = python_only(10000)
     """Completions over which kl_coef adapts."""
     missing_eos_penalty: float | None = None
     """Subtracted from the score of a completion without the stop token in force."""
-    use_score_scaling: bool = False
-    """Divide scores by their running standard deviation."""
-    use_score_norm: bool = False
-    """With use_score_scaling: subtract their running mean before."""
+    score_scaling: Literal["none", "scale", "norm"] = "none"
+    """scale: divide scores by their running standard deviation; norm: subtract their running mean before."""
     reward_clip_range: tuple[float, float] | None = None
     """Clip scores to this range, after scaling and before the missing-EOS penalty."""
-    ratio_threshold: float | None = 10.0
+    target_kl: float | None = None
+    """Leave out the rest of an update once the policy has moved by more than 1.5 times so many nats per token."""
+    ratio_threshold: float | None = python_only(10.0)
     """ppo: leave out an optimizer step whose mean ratio is above this; `None` for never."""
-    early_stopping: bool = False
-    """Leave out the rest of an update once the policy has moved by more than 1.5 target_kl."""
-    target_kl: float = 1.0
-    """Nats per token, for early_stopping."""
     logprobs: Literal["sampler", "recompute"] | None = python_only(None)
     """Old log-probabilities: those kept by the sampler (default with dtype float32), or recomputed by the scoring
     program (default with bfloat16, where one pass over a completion and its steps round differently)."""
@@ -138,9 +134,6 @@ class RLConfig:
         self._check_algorithm()
 
     def _check_scores(self) -> None:
-        # The mean is taken off as a part of scaling: alone, the switch would do nothing.
-        if self.use_score_norm:
-            require(self.use_score_scaling, "use_score_norm", "use_score_scaling beside it", False)
         if self.reward_clip_range is not None:
             low, high = self.reward_clip_range
             increasing = -math.inf < low < high < math.inf

@@ -22,12 +22,10 @@ class SamplingConfig:
     output_min_length: int | None = None
     """With it, the most tokens of each completion are drawn anew from output_min_length ... response_length (both may
     come out), as with TRL 0.11's LengthSampler; default: response_length for all."""
-    stop_token: Literal["eos", "none"] | None = None
-    """A completion ends with the tokenizer's end of sequence, that of its chat template, or any that the model's
-    `config.json` and `generation_config.json` list (default, unless stop_token_id is given); or with nothing: `none`
-    samples response_length tokens."""
-    stop_token_id: int | None = None
-    """A completion ends with this token alone instead, which stays in the text that rewards see."""
+    stop_token: Literal["eos", "none"] | int = "eos"
+    """eos: a completion ends with the tokenizer's end of sequence, that of its chat template, or any that the model's
+    `config.json` and `generation_config.json` list. A number: with this token alone, which stays in the text that
+    rewards see. none: with nothing; response_length tokens are sampled."""
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these strings, which stay in the text that rewards
     see; in a shell a new line is $'\\n'."""
@@ -48,7 +46,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "response_length")
-        require_finite(self, "temperature", "top_k", "stop_token_id")
+        require_finite(self, "temperature", "top_k")
         require(0.0 < self.top_p <= 1.0, "top_p", "a number in (0, 1]", self.top_p)
         require_fraction(self, "min_p")
         if self.output_min_length is not None:
@@ -61,10 +59,8 @@ class SamplingConfig:
         )
         require_positive(self, "repetition_penalty")
         require_finite(self, "repetition_penalty")
-        if self.stop_token_id is not None:
-            require(
-                self.stop_token is None, "stop_token", "None beside stop_token_id", self.stop_token
-            )
+        if isinstance(self.stop_token, int):
+            require(self.stop_token >= 0, "stop_token", "eos, none or a token id", self.stop_token)
 
     @property
     def truncates(self) -> bool:
@@ -74,16 +70,15 @@ class SamplingConfig:
         )
 
     def check_stop_token(self, num_tokens: int) -> None:
-        """Raise a `ConfigError` where a vocabulary of so many tokens has no `stop_token_id`."""
-        stop_id = self.stop_token_id
-        fits = stop_id is None or stop_id < num_tokens
-        require(fits, "stop_token_id", f"less than the vocabulary's {num_tokens}", stop_id)
+        """Raise a `ConfigError` where a vocabulary of so many tokens has no such `stop_token`."""
+        fits = isinstance(self.stop_token, str) or self.stop_token < num_tokens
+        require(fits, "stop_token", f"less than the vocabulary's {num_tokens}", self.stop_token)
 
     def stop_ids(self, end_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the tokens of which any ends a completion, `end_ids` unless another is configured; maybe none."""
-        if self.stop_token == "none":
-            return ()
-        return end_ids if self.stop_token_id is None else (self.stop_token_id,)
+        if isinstance(self.stop_token, int):
+            return (self.stop_token,)
+        return () if self.stop_token == "none" else end_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

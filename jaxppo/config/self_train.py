@@ -50,9 +50,7 @@ class SelfTrainConfig:
         "metric_for_best_model",
         "output_min_length",
         "min_p",
-        "stop_token",
-        "input_min_text_length",
-        "input_max_text_length",
+        "input_text_length",
         "prompt_column",
         "min_prompt_characters",
         "reward_funcs",
@@ -102,20 +100,13 @@ class SelfTrainConfig:
     """Rows per optimizer step, over all devices."""
     sample_batch_size: int = 256
     """Plans sampled at once; a killed run has lost no more than num_generations times as many."""
-    headline_split: str | None = None
-    """The evaluation split that the run is about; default: the last of eval_splits."""
 
     def __post_init__(self) -> None:
         require_positive(self, "num_rounds", "num_generations", "max_plans_per_problem")
         require_positive(self, "sft_episodes", "batch_size", "sample_batch_size")
         require_positive(self, "total_episodes")
         require_finite(self, "start_ratio")
-        require(
-            self.data.headline(self.headline_split) is not None,
-            "eval_splits",
-            "at least one split",
-            (),
-        )
+        require(len(self.data.eval_splits) > 0, "eval_splits", "at least one split", ())
         is_other_split = self.start_split != self.data.train_split
         require(
             is_other_split or self.start_ratio == 0,
@@ -137,7 +128,7 @@ class SelfTrainConfig:
         )
         for group, name in (
             (self.optimizer, "value_learning_rate"),
-            (self.data, "input_max_text_length"),
+            (self.data, "input_text_length"),
             (self.run, "target"),
             (self.sampling, "output_min_length"),
             (self.sampling, "min_p"),

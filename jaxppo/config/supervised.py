@@ -56,8 +56,7 @@ class SFTConfig:
         "eval_top_p",
         "n_shots",
         "number_objects",
-        "input_min_text_length",
-        "input_max_text_length",
+        "input_text_length",
         "min_prompt_characters",
         "prompt_column",
         "eval_temperature",
@@ -171,7 +170,7 @@ class SFTConfig:
             )
         if self.model_path is not None:
             require_default(self, "tokenizer_path", "with model_path, which has a tokenizer")
-        require_default(self.data, "input_max_text_length", "as sft learns whole rows")
+        require_default(self.data, "input_text_length", "as sft learns whole rows")
 
     def _check_rows(self) -> None:
         """Check what is learned of each row."""

@@ -87,8 +87,6 @@ class TrainConfig:
     """Completions to sample over the whole run, rounded up to whole updates; default: num_train_epochs passes."""
     batch_size: int = 64
     """Completions per update, over all devices."""
-    headline_split: str | None = None
-    """The evaluation split that the run is about; default: the last of eval_splits."""
     num_sample_generations: int = 10
     """About how many times in the run sample completions are shown, beside those of the last update."""
     max_bad_updates: int = python_only(3)
@@ -114,7 +112,6 @@ class TrainConfig:
         require_divisible(
             mini_batch, self.mini_batch_size, "gradient_accumulation_steps", micro_batches
         )
-        self.data.headline(self.headline_split)  # for its check alone
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -182,7 +179,7 @@ class TrainConfig:
 
     def with_best_metric(self) -> "TrainConfig":
         """Return this configuration with the metric filled in by which the best checkpoint is chosen."""
-        headline = self.data.headline(self.headline_split)
+        headline = self.data.headline_split
         return with_best_metric(self, headline) if headline else self
 
     @property

@@ -354,7 +354,7 @@ def make_chat_template(tokenizer: Any, config: DataConfig | None = None) -> Chat
     is_used = config.use_chat_template
     if is_used is None:
         # Prompts that are cut are text to be continued, so by default there is no chat.
-        is_used = bool(tokenizer.chat_template) and config.input_max_text_length is None
+        is_used = bool(tokenizer.chat_template) and config.input_text_length is None
     elif is_used and not tokenizer.chat_template:
         raise ConfigError(
             "use_chat_template: expected a tokenizer with a chat template, got one without"

@@ -35,7 +35,7 @@ def limits_of(config: SFTConfig, made_for: int) -> tuple[int | None, RowLimit]:
         made_for: tokens that the model was made for, the limit of rows where none is set.
     """
     if config.max_length is None:
-        return config.data.longest_prompt, RowLimit(made_for, config.overlong)
+        return config.data.max_prompt_length, RowLimit(made_for, config.overlong)
     # A long prompt is part of a long row.
     return None, RowLimit(config.max_length, config.overlong)
 
@@ -103,16 +103,17 @@ def without_overlong(
     config: DataConfig,
     template: ChatTemplate,
 ) -> list[Row]:
-    """Return the rows that `encode_prompts` accepts where `filter_overlong_prompts` is set, otherwise all.
+    """Return the rows whose prompt is within `max_prompt_length`, where it is set; all of a stream.
 
     Raises:
         DataError: there is none.
     """
-    # Prompts that are cut have a length of their own, whatever they had before.
-    if not config.filter_overlong_prompts or config.text_lengths is not None:
+    max_length = config.max_prompt_length
+    # Prompts that are cut have a length of their own, whatever they had before;
+    # those of a stream are not all there yet, so that none is left out.
+    is_whole = config.input_text_length is None and config.stream_domains is None
+    if max_length is None or not is_whole:
         return list(rows)
-    max_length = config.longest_prompt
-    assert max_length is not None  # the filter has a limit by default
     encoded = encode_prompts_of_any_length(tokenizer, rows, template)
     fitting = [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= max_length]
     if not fitting:
@@ -132,5 +133,5 @@ def report_left_out(
     for split, count in counts.items():
         if count:
             tell(
-                f"{count} rows of split {split} left out: prompts longer than {config.longest_prompt} tokens"
+                f"{count} rows of split {split} left out: prompts longer than {config.max_prompt_length} tokens"
             )

@@ -190,7 +190,7 @@ class _Evaluation:
             # Each tokenizer counts its own tokens, so a prompt may be overlong for one model alone.
             if _ids(model.evaluator.fixed_rows) != _ids(evaluated_rows):
                 raise DataError(
-                    "filter_overlong_prompts: expected the same rows left out for all models, got others for "
+                    "max_prompt_length: expected the same rows left out for all models, got others for "
                     f"{source} than for {sources[0]}"
                 )
         self._plans = {}

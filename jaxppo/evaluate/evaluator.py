@@ -97,7 +97,7 @@ class Evaluator:
         self._config = evaluation
         self._reward = reward
         self._seed = seed
-        self._max_prompt_length = data_config.longest_prompt
+        self._max_prompt_length = data_config.max_prompt_length
         self.decoder = Decoder(
             model,
             tokenizer,
@@ -205,12 +205,12 @@ class Evaluator:
         fitting = data.without_overlong(tokenizer, rows, config, template)
         # Where training cuts texts to prompts of random lengths,
         # an evaluation asks for completions of such prompts.
-        if config.text_lengths is not None:
+        if config.input_text_length is not None:
             return data.cut_prompts(
                 tokenizer,
                 fitting,
                 longest,
-                config.text_lengths,
+                config.input_text_length,
                 config.data_seed,
             )
         return fitting, data.encode_prompts(tokenizer, fitting, longest, template=template)

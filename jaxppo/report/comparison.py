@@ -152,10 +152,8 @@ def _different_problems(runs: Sequence[RunData]) -> list[str]:
 
 
 def _evaluation_setting(run: RunData, name: str) -> Any:
-    """Return a setting that results depend on; the longest prompt, only where longer ones are left out."""
+    """Return a setting that results depend on."""
     value = run.settings.get(name)
-    if name == "max_prompt_length" and not run.settings.get("filter_overlong_prompts"):
-        return None
     if name in _SPLIT_SETTINGS and value:
         return [word for word in value if word.partition("=")[0] not in ("train", "rl")]
     return value

@@ -94,28 +94,12 @@ def _model(config: RewardConfig, run: Context) -> RewardFunction:
 
 
 def _sentiment(config: RewardConfig, run: Context) -> RewardFunction:
-    assert config.sentiment_model_path is not None
-    return make_sentiment_reward(config.sentiment_model_path, label=config.sentiment_label)
+    assert config.reward_model_path is not None
+    return make_sentiment_reward(config.reward_model_path, label=config.sentiment_label)
 
 
-class BuiltIn(NamedTuple):
-    """How a reward function of our own is made.
-
-    Attributes:
-        make: the maker.
-        setting: the setting that the function cannot do without, and that means nothing to the others; None: none.
-    """
-
-    make: Callable[[RewardConfig, Context], RewardFunction]
-    setting: str | None = None
-
-
-BUILT_IN = {
-    "plan": BuiltIn(_plan),
-    "model": BuiltIn(_model, "reward_model_path"),
-    "sentiment": BuiltIn(_sentiment, "sentiment_model_path"),
-}
-"""Reward functions by the names that `reward_funcs` takes, beside addresses of servers and module:function."""
+BUILT_IN = {"plan": _plan, "model": _model, "sentiment": _sentiment}
+"""Makers of reward functions, by the names that `reward_funcs` has beside addresses of servers and module:function."""
 
 
 # --- all functions of a configuration
@@ -144,12 +128,13 @@ def check(config: RewardConfig, validator: str | None = None) -> None:
         is_name = name in BUILT_IN or ":" in name
         rule = f"{', '.join(BUILT_IN)}, http://HOST:PORT or module:function"
         require(is_name, "reward_funcs", rule, name)
-    for name, built_in in BUILT_IN.items():
-        if built_in.setting is not None:
-            is_used = name in config.reward_funcs
-            value = getattr(config, built_in.setting)
-            rule = f"a value with {name} in reward_funcs, and None without"
-            require((value is not None) == is_used, built_in.setting, rule, value)
+    # Both read the same setting.
+    scorers = {"model", "sentiment"} & set(config.reward_funcs)
+    rule = "model or sentiment, not both: reward_model_path names one of them"
+    require(len(scorers) < 2, "reward_funcs", rule, config.reward_funcs)
+    path = config.reward_model_path
+    rule = "a value with model or sentiment in reward_funcs, and None without"
+    require((path is not None) == bool(scorers), "reward_model_path", rule, path)
 
 
 def make_rewards(config: RewardConfig, run: Context) -> Rewards:
@@ -171,7 +156,7 @@ def make_rewards(config: RewardConfig, run: Context) -> Rewards:
             # What becomes of failed rows is up to `on_error` of the run.
             function = RewardClient(name, timeout_s=timeout_s or 30.0, on_error="failed")
         elif name in BUILT_IN:
-            function = BUILT_IN[name].make(config, run)
+            function = BUILT_IN[name](config, run)
         else:
             function = import_function(name)
             # A coroutine can be cancelled; any other call only ends with its process.

@@ -168,7 +168,7 @@ class Learner:
         rl = self.config.rl
         return update.SkipRules(
             ratio_threshold=rl.ratio_threshold if rl.spec.needs_values else None,
-            max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
+            max_policykl=None if rl.target_kl is None else 1.5 * rl.target_kl,
         )
 
     def _update_on_device(

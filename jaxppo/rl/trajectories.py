@@ -128,8 +128,8 @@ def _final_scores(
 ) -> Array:
     """Scale, clip, then penalise, so that neither scale nor clip range changes the penalty."""
     # By moments that include this batch, as TRL 0.11 does.
-    if rl.use_score_scaling:
-        scores = advantages.scale_scores(scores, moments, subtract_mean=rl.use_score_norm)
+    if rl.score_scaling != "none":
+        scores = advantages.scale_scores(scores, moments, subtract_mean=rl.score_scaling == "norm")
     if rl.reward_clip_range is not None:
         scores = jnp.clip(scores, *rl.reward_clip_range)
     return advantages.penalize_missing_eos(scores, ended, rl.missing_eos_penalty)

@@ -10,8 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jaxppo.config import DataConfig, RunConfig
-from jaxppo.config.old_settings import translate_old_settings, with_default_parts
+from jaxppo.config import RunConfig
+from jaxppo.config.old_settings import (
+    OLD_PROMPT_LENGTH,
+    translate_old_settings,
+    with_default_parts,
+)
 from jaxppo.config.paths import is_partial, write_atomically
 from jaxppo.config.reading import parse_json
 from jaxppo.config.redact import redact_command
@@ -336,8 +340,11 @@ def _means_same(name: str, saved: Any, current: Mapping[str, Any]) -> bool:
 
     All rows were within it, or were left out as they are now.
     """
-    old_default = DataConfig(filter_overlong_prompts=True).longest_prompt
-    return name == "max_prompt_length" and saved == old_default and current.get(name, saved) is None
+    return (
+        name == "max_prompt_length"
+        and saved == OLD_PROMPT_LENGTH
+        and current.get(name, saved) is None
+    )
 
 
 def write_json(path: Path, content: Any) -> None:

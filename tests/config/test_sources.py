@@ -169,18 +169,16 @@ def test_parse_cli_reads_yaml_values_in_the_types_of_their_fields(tmp_path):
     assert parsed.sft_model_path == "4:16"  # and not a number of base 60
     assert parsed.data.data_seed == 16
     # A word for yes or no is what the setting says.
-    text = "dataset: off\neval_splits: [on, no, x]\nheadline_split: no\nwhiten_rewards: on\n"
+    text = "dataset: off\neval_splits: [on, x, no]\nwhiten_rewards: on\n"
     text += "use_peft: off\nuse_chat_template: yes\nchat_template_kwargs: {enable_thinking: off}\n"
     parsed = parse("--config", yaml_file(tmp_path, text))
-    assert (parsed.data.dataset, parsed.data.eval_splits) == ("off", ("on", "no", "x"))
+    assert (parsed.data.dataset, parsed.data.eval_splits) == ("off", ("on", "x", "no"))
     assert (parsed.rl.whiten_rewards, parsed.peft.use_peft, parsed.data.use_chat_template) == (True, False, True)
     assert parsed.data.chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_names_of_trl_for_the_same_setting_are_flags_and_yaml_keys(tmp_path):
-    parsed = parse(
-        "--config", yaml_file(tmp_path, "beta: 0.1\nmax_completion_length: 7\nsplits: [dev]\nheadline_split: dev")
-    )
+    parsed = parse("--config", yaml_file(tmp_path, "beta: 0.1\nmax_completion_length: 7\nsplits: [dev]"))
     assert (parsed.rl.kl_coef, parsed.sampling.response_length, parsed.data.eval_splits) == (0.1, 7, ("dev",))
     for name in ("max_completion_length", "max-completion-length"):
         assert parse(f"--{name}", "9").sampling.response_length == 9
@@ -236,7 +234,7 @@ def test_read_yaml_names_a_file_that_is_no_text(tmp_path):
 CHANGES = {
     "train": "--preset tiny --seed 7 --learning_rate 1e-5 --value_model_path some:folder --whiten_rewards"
     " --eval_steps 3 --eval_splits test_longer dev --max_grad_norm None --lam 0.1 --reward_clip_range -1 0.1"
-    " --save_steps 0.1 --stop_token_id 0 --min_p 0.1 --kl_estimator full --kl_target 6",
+    " --save_steps 0.1 --stop_token 0 --min_p 0.1 --kl_estimator full --kl_target 6",
     "sft": "--seed 7 --learning_rate 0.30000000000000004 --data_seed 3 --model_path 7 --adam_beta2 0.9",
     "evaluate": "--seed 7 --model null --eval_validator builtin --sizes train=3:1",
 }
@@ -271,7 +269,7 @@ def test_write_yaml_keeps_a_command_of_several_lines_in_a_comment_at_the_top_and
     saved = read_yaml(path)
     assert saved["dataset"] == "https://<redacted>@host/x"
     assert saved["eval_splits"] == ["test_longer", "<redacted>"]
-    assert saved["stop_token_id"] is None and saved["seed"] == 42
+    assert saved["stop_token"] == "eos" and saved["seed"] == 42
 
 
 @pytest.mark.parametrize(
@@ -427,6 +425,54 @@ def test_a_file_of_an_older_version_is_read_or_refused_by_name(tmp_path):
     )
     for text, name in {"connect_timeout_s: 9": "connect_timeout_s", "val_timeout_s: 5": "val_timeout_s"}.items():
         assert error_line("--config", yaml_file(tmp_path, text)).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("early_stopping: false\ntarget_kl: 0.5", ""),
+        ("early_stopping: true\ntarget_kl: 0.5", "target_kl: 0.5"),
+        ("early_stopping: true", "target_kl: 1.0"),
+        ("target_kl: 0.5", "target_kl: 0.5"),
+        ("use_score_scaling: true\nuse_score_norm: false", "score_scaling: scale"),
+        ("use_score_scaling: true\nuse_score_norm: true", "score_scaling: norm"),
+        ("use_score_scaling: false", "score_scaling: none"),
+        ("input_min_text_length: 2\ninput_max_text_length: 7", "input_text_length: [2, 7]"),
+        ("input_min_text_length: null\ninput_max_text_length: null", ""),
+        ("filter_overlong_prompts: true\nmax_prompt_length: null", "max_prompt_length: 512"),
+        ("filter_overlong_prompts: true\nmax_prompt_length: 9", "max_prompt_length: 9"),
+        ("filter_overlong_prompts: false", ""),
+        ("stop_token: null\nstop_token_id: 5", "stop_token: 5"),
+        ("stop_token: null\nstop_token_id: null", ""),
+        ("stop_token: none\nstop_token_id: null", "stop_token: none"),
+        (
+            "reward_funcs: [sentiment]\nsentiment_model_path: a\nreward_model_path: null\nsentiment_label: POSITIVE",
+            "reward_funcs: [sentiment]\nreward_model_path: a",
+        ),
+        ("eval_splits: [a, b]\nheadline_split: a", "eval_splits: [b, a]"),
+        ("eval_splits: [a, b]\nheadline_split: null", "eval_splits: [a, b]"),
+    ],
+)
+def test_settings_that_were_two_and_are_one_are_read_under_its_name(tmp_path, old, new):
+    (tmp_path / "new").mkdir()
+    expected = parse("--config", yaml_file(tmp_path / "new", f"{new}\nseed: 1\n"))
+    given = parse("--config", yaml_file(tmp_path, f"{old}\nseed: 1\n"))
+    assert flatten(given) | {"config": None} == flatten(expected) | {"config": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("reward_model_path: a\nsentiment_model_path: b", "sentiment_model_path"),
+        ("stop_token: none\nstop_token_id: 5", "stop_token_id"),
+        ("headline_split: other", "headline_split"),
+        ("input_min_text_length: 2", "input_min_text_length"),
+        ("sentiment_label: NEGATIVE", "sentiment_label"),
+    ],
+)
+def test_settings_that_cannot_be_one_are_refused_by_their_old_name(tmp_path, text, name):
+    line = error_line("--config", yaml_file(tmp_path, text))
+    assert line.startswith(f"{name}: expected ") and "\n" not in line.strip()
 
 
 @pytest.mark.parametrize("sizes", ["['test=4:5']", "test=4:5"], ids=["list", "text"])

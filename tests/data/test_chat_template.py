@@ -10,7 +10,7 @@ from jaxppo.errors import ConfigError, DataError
 from tests.data.tokenizers import TEMPLATE, chat_tokenizer, words
 
 ROWS = [{"id": "r-0", "prompt": "on b a", "completion": "unstack b a"}, {"id": "r-1", "prompt": "b", "completion": ""}]
-CONTINUED = {"input_min_text_length": 2, "input_max_text_length": 3}
+CONTINUED = {"input_text_length": (2, 3)}
 
 
 def test_prompts_become_the_users_turn_with_one_start_token_and_the_system_prompt_before_it():
@@ -108,7 +108,7 @@ def test_texts_stay_as_they_are_without_a_chat_template(template, config):
     # A chat needs a template.
     chat = ROWS[0] | {"messages": [{"role": "user", "content": "on b a"}]}
     with pytest.raises(DataError, match=r"r-0\b.*use_chat_template"):
-        data.PromptData([chat], tokenizer, 1, 0, 64, config.text_lengths, template)
+        data.PromptData([chat], tokenizer, 1, 0, 64, config.input_text_length, template)
 
 
 REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + TEMPLATE

@@ -120,7 +120,6 @@ def test_train_of_a_stream_is_finite_with_a_number_of_problems(tmp_path, monkeyp
     [
         ("stream_lengths", {"stream_lengths": ("train=1-9",)}),
         ("n_shots", {"dataset": "stream:ferry", "n_shots": 1}),
-        ("filter_overlong_prompts", {"dataset": "stream:ferry", "filter_overlong_prompts": True}),
         ("augment", {"augment": "names", "number_objects": True}),
         ("augment", {"augment": "names", "dataset": "stream:ferry"}),
         ("augment", {"augment": "names,colours"}),

@@ -193,7 +193,7 @@ def test_plans_of_other_rows_are_refused(dataset, tmp_path):
 def test_rows_that_a_model_leaves_out_are_left_out_of_a_file_too(dataset, tmp_path):
     rows = rows_of(dataset, "test")
     tokens = [len(row["prompt"].split()) for row in rows]
-    settings = {"filter_overlong_prompts": True, "max_prompt_length": max(tokens) - 1}
+    settings = {"max_prompt_length": max(tokens) - 1}
     fitting = sum(n < max(tokens) for n in tokens)
     assert 0 < fitting < NUM_ROWS
     plans = plans_file(tmp_path / "plans.jsonl", rows)
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_found_out_before_the_first_answer(dataset, spoiled, tm
 
     with monkeypatch.context() as patch:
         patch.setattr("jaxppo.data.without_overlong", without_one_more)
-        with pytest.raises(DataError, match="filter_overlong_prompts"):
+        with pytest.raises(DataError, match="max_prompt_length"):
             run(tmp_path / "run", dataset, model=("blocksworld-sft", str(spoiled)))
     assert not (tmp_path / "run").exists()
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from jaxppo import data
 from jaxppo.config import DataConfig, EvalConfig, EvaluateConfig, RewardConfig, SamplingConfig, SFTConfig, TrainConfig
 from jaxppo.config.sources import replace
-from jaxppo.errors import DataError
 from jaxppo.evaluate.decoding import Completion
 from jaxppo.evaluate.evaluator import Evaluator, Predictions, choose_fixed, eval_metrics, make_evaluator, samples_of
 from jaxppo.evaluate.intervals import wilson
@@ -123,20 +122,19 @@ def test_complete_with_top_k_1_equals_greedy_decoding_at_any_temperature(folder,
 
 def evaluator_of(config_class, folder, model=MODEL, tokenizer=TOKENIZER, **settings):
     given = {"dataset": str(folder), "eval_splits": ("test",), "eval_validator": "builtin", "eval_batch_size": 8}
-    given |= {"headline_split": "test"} if config_class is TrainConfig else {}
     config = replace(config_class(), **given, response_length=LENGTH, **settings)
     return make_evaluator(config, model, tokenizer, DataParallel(devices=jax.local_devices()[:1]))
 
 
 def test_a_stop_token_of_the_command_ends_completions_in_place_of_the_end_of_sequence(folder):
     for config_class, settings, stop_ids in (
-        (TrainConfig, {"stop_token_id": 0}, (0,)),
+        (TrainConfig, {"stop_token": 0}, (0,)),
         (TrainConfig, {"stop_token": "none"}, (EOS,)),  # a plan ends, however training samples
-        (EvaluateConfig, {"stop_token_id": 5}, (5,)),
+        (EvaluateConfig, {"stop_token": 5}, (5,)),
         (SFTConfig, {}, (EOS,)),
     ):
         assert evaluator_of(config_class, folder, **settings).decoder.stop_ids == stop_ids
-    made = evaluator_of(TrainConfig, folder, stop_token_id=5)
+    made = evaluator_of(TrainConfig, folder, stop_token=5)
     for token in (EOS, 5, 0):
         assert {completion.ended for completion in made.complete(says(token), "test")} == {token == 5}
 
@@ -241,17 +239,15 @@ def text_evaluator(folder, **settings):
 
 
 def test_evaluation_cuts_prompts_as_training_does_and_counts_overlong_ones_that_it_leaves_out(tmp_path):
-    cut = text_evaluator(tmp_path, input_min_text_length=2, input_max_text_length=3)
+    cut = text_evaluator(tmp_path, input_text_length=(2, 3))
     lengths = [len(row["prompt"].split()) for row in cut.rows["test"]]
     assert lengths[0] == 2 and all(2 <= length <= 3 for length in lengths)
     assert lengths == [len(ids) for ids in cut._encoded["test"]]
-    again = text_evaluator(tmp_path, input_min_text_length=2, input_max_text_length=3)
+    again = text_evaluator(tmp_path, input_text_length=(2, 3))
     assert again.rows == cut.rows
-    made = text_evaluator(tmp_path, max_prompt_length=7, filter_overlong_prompts=True)
+    made = text_evaluator(tmp_path, max_prompt_length=7)
     assert [row["id"] for row in made.rows["test"]] == ["test-0", "test-2", "test-3"]
     assert made.left_out == {"test": 1}
-    with pytest.raises(DataError, match="max_prompt_length=7"):
-        text_evaluator(tmp_path, max_prompt_length=7)
 
 
 def answers_to(texts, scores):

@@ -67,7 +67,6 @@ def test_processes_with_different_data_all_refuse(command, differs, tmp_path, ow
     """Each has its own disk; the same columns are read, and one word is another one."""
     own("return [0.0] * len(completions)")
     flags = ("--dataset", "data", "--train_split", "rl", "--eval_splits", "test", *READERS[command])
-    flags += ("--headline_split", "test") if command == "train" else ()
     address = f"127.0.0.1:{free_port()}"
     run = ["-m", f"jaxppo.{command}", *flags, "--output_dir", tmp_path / "run"]
     both = []

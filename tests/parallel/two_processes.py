@@ -6,7 +6,7 @@ from tests.commands import free_port, outputs_of, started
 from tests.one_layer import ONE_LAYER
 
 QUICK = ("--algorithm", "rloo", "--num_generations", "2", "--response_length", "16", "--num_sample_generations", "0")
-QUICK += ("--eval_splits", "test", "--headline_split", "test")
+QUICK += ("--eval_splits", "test")
 """Settings of a run of little work."""
 
 

@@ -55,7 +55,7 @@ def test_write_comparison_says_that_results_are_of_other_problems(tmp_path):
     plans = {"test": splits(0.5)["test"] | {"domains": {"lamps": {"bins": {"1-5": {"validity": rate}}}}}}
     a, b = (
         write_run(tmp_path / "a", after=plans),
-        write_run(tmp_path / "b", after=splits(0.2), filter_overlong_prompts=True, **others),
+        write_run(tmp_path / "b", after=splits(0.2), **others),
     )
     text, page = compared(tmp_path, a, b)
     (named,) = re.findall(r"Not measured in the same way[^.]*\.", page.texts["p"])

@@ -331,7 +331,7 @@ def test_a_completion_may_end_with_any_of_several_tokens():
     np.testing.assert_array_equal(rollout.ended, np.array(lasts) != 4)
     with pytest.raises(DataError, match="completion 0"):
         ppo.rollout_of([[4, 9, EOS]] * ROWS)
-    alone = make_ppo(replace(CONFIG, stop_token_id=6), model=model)
+    alone = make_ppo(replace(CONFIG, stop_token=6), model=model)
     assert alone.stop_ids == (6,)
     assert not np.any(alone.rollout_of([[4, last] for last in lasts]).ended)
     of_vocabulary = np.zeros((2, MODEL.vocab_size), np.int32)  # the tokens 6 and 7 in a row are a stop string

@@ -97,8 +97,8 @@ def final_scores(ppo, scores, history):
     everything = np.concatenate([history, scores[~np.isnan(scores)]]).astype(np.float64)
     final = []
     for score, ended in zip(scores.astype(np.float64), ENDED, strict=True):
-        if ppo.use_score_scaling:
-            score = (score - (everything.mean() if ppo.use_score_norm else 0.0)) / everything.std(ddof=1)
+        if ppo.score_scaling != "none":
+            score = (score - (everything.mean() if ppo.score_scaling == "norm" else 0.0)) / everything.std(ddof=1)
         if ppo.reward_clip_range is not None:
             score = min(max(score, ppo.reward_clip_range[0]), ppo.reward_clip_range[1])
         if ppo.missing_eos_penalty is not None and not ended:
@@ -262,14 +262,14 @@ ANY = [
     {},
     {"missing_eos_penalty": 0.5},
     {"mask_truncated_completions": True},
-    {"use_score_scaling": True, "use_score_norm": True, "reward_clip_range": (-0.4, 0.3), "missing_eos_penalty": 0.5},
+    {"score_scaling": "norm", "reward_clip_range": (-0.4, 0.3), "missing_eos_penalty": 0.5},
     {"kl_estimator": "full"},
 ]
 STEERED_BY_K1 = {"kl_estimator": "abs"} | STEERED
 PPO = [
     *ANY,
     STEERED_BY_K1,
-    {"use_score_scaling": True},
+    {"score_scaling": "scale"},
     {"reward_clip_range": (0.0, 0.5), "missing_eos_penalty": 1.0},  # the penalty comes after clipping: to -1
     {"kl_estimator": "k2"},
     {"kl_estimator": "k3"},
@@ -345,7 +345,7 @@ def test_make_trajectories_without_a_reference_have_no_kl(algorithm):
 
 
 def test_make_trajectories_carry_coefficient_and_moments_to_the_next_update():
-    config = make_config(use_score_scaling=True, use_score_norm=True, kl_target=1.6, kl_horizon=8, kl_estimator="k3")
+    config = make_config(score_scaling="norm", kl_target=1.6, kl_horizon=8, kl_estimator="k3")
     first = trajectories.initial_controls(config.rl)
     assert first.kl_coef == jnp.float32(0.1)
     assert (*first.moments, first.bad_updates) == (0, 0, 0, 0)
@@ -362,11 +362,11 @@ def test_make_trajectories_carry_coefficient_and_moments_to_the_next_update():
 def test_make_trajectories_forget_a_batch_with_a_score_that_is_not_finite():
     before = controls_after()
     scores = np.where(np.arange(ROWS) == 5, np.inf, SCORES)
-    controls, *_ = make(make_config(use_score_scaling=True), controls=before, scores=scores)
+    controls, *_ = make(make_config(score_scaling="scale"), controls=before, scores=scores)
     np.testing.assert_array_equal(np.array(controls.moments), np.array(before.moments))
 
 
-MUCH = {"use_score_scaling": True, "missing_eos_penalty": 0.5, "kl_target": 1.0}
+MUCH = {"score_scaling": "scale", "missing_eos_penalty": 0.5, "kl_target": 1.0}
 ALGORITHMS = pytest.mark.parametrize(
     "changes",
     [

@@ -9,8 +9,8 @@ from tests.one_layer import ONE_LAYER
 
 UPDATES = 4
 # Whatever an update hands to the next one beside the models changes in these runs: KL coefficient, score moments.
-TINY = ["--preset", "tiny", "--kl_target", "6", "--kl_horizon", "100"]
-TINY += ["--use_score_scaling", "--use_score_norm", "--num_sample_generations", "4"]
+TINY = ["--preset", "tiny", "--kl_target", "6"]
+TINY += ["--score_scaling", "norm", "--num_sample_generations", "4"]
 TINY += ["--sizes", "test=4:4", "test_longer=5:4", "--save_steps", "2", "--save_total_limit", "2"]
 TINY += ["--sft_model_path", ONE_LAYER]
 TINY += ["--response_length", "16"]  # so short that all sequences have one length, for which programs are compiled

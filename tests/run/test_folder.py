@@ -39,7 +39,7 @@ def test_claim_resumes_a_run_of_the_same_configuration_when_asked_to(tmp_path):
         "max_grad_norm": None,
         "eval_splits": ("test_longer", "dev"),
         "reward_clip_range": (-1, 1),
-        "stop_token_id": 0,
+        "stop_token": 0,
         "save_steps": 0.25,
         "chat_template_kwargs": {"date": "26 Jul 2024", "parts": [1, {"two": None}]},
         "preset": "tiny",

@@ -169,7 +169,6 @@ def test_the_best_checkpoint_is_chosen_by_a_metric_that_is_logged_and_is_saved_w
     assert best_metric(train_config, eval_steps=5) == "eval/test_longer/validity"
     other = {"eval_splits": ("rl", "test")}
     assert best_metric(train_config, eval_steps=5, **other) == "eval/test/validity"
-    assert best_metric(train_config, eval_steps=5, **other, headline_split="rl") == "eval/rl/validity"
     assert best_metric(sft_settings, eval_steps=5) == "eval/test/validity"
     assert best_metric(train_config, eval_steps=5, metric_for_best_model="none") is None
     assert best_metric(train_config, eval_steps=5, metric_for_best_model="loss") == "loss"

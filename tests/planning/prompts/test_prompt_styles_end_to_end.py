@@ -63,7 +63,7 @@ def test_sft_and_train_give_chats_with_examples_and_arguments_to_the_model(tmp_p
     ends = (saved.convert_tokens_to_ids("<|end|>"), saved.eos_token_id)
     generation = json.loads((tmp_path / "sft" / "policy" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == list(ends)
-    common |= {"train_split": "rl", "headline_split": "test", "validator": "builtin", "num_mini_batches": 1}
+    common |= {"train_split": "rl", "validator": "builtin", "num_mini_batches": 1}
     config = replace(TrainConfig(), sft_model_path=tuned, output_dir=str(tmp_path / "ppo"), **common)
     setup, _ = train.set_up(Run(command="train", config=config, folder=tmp_path / "ppo"))
     assert setup.learner.stop_ids == ends  # that of the template first
