@@ -277,7 +277,7 @@ BAD = {name: [f"--{name}", "0"] for name in POSITIVE} | {
     "min_p": ["--min_p", "0.1"],
     "output_min_length": ["--output_min_length", "3"],
     "stop_token": ["--stop_token", "none"],
-    "stop_token_id": ["--stop_token", "999999"],
+    "vocabulary": ["--stop_token", "999999"],
     "start_split": ["--start_split", "rl"],
     "reward_funcs": ["--reward_funcs", "server"],
     "value_learning_rate": ["--value_learning_rate", "1"],

@@ -9,7 +9,7 @@ from typing import Any
 from jaxppo import config
 from jaxppo.config.checks import has_flag
 from jaxppo.config.help import SENTENCE_WORDS, as_text, groups_of, meanings, summary, type_text
-from jaxppo.config.sources import setting_names
+from jaxppo.config.sources import flag_names
 from jaxppo.planning.datasets import config as planning
 
 COMMANDS: dict[str, type] = {
@@ -31,7 +31,8 @@ _INTRODUCTION = """\
 Every setting of every command, with its type, its default and what it means. This page is printed by
 `python -m jaxppo.config`; `--help_all` of a command says the same in the terminal, `--help` what one begins with.
 
-A setting is a flag and, under the same name, a line of a YAML file. What is said last counts:
+A setting is a flag and, under the same name, a line of a YAML file; some that are rarely changed have no flag. What is
+said last counts:
 
 1. the default of the table;
 2. the preset: `--preset NAME`, or the preset `default` where neither a preset nor a file is named;
@@ -83,20 +84,20 @@ def _group_section(group: type) -> str:
         settings = [f"`{spec.name}`" for spec in dataclasses.fields(group) if spec.name in unread]
         if settings:
             text += f"\n`{name}` has no flags for {', '.join(settings)}.\n"
-    return text + _in_python(group)
+    return text + _without_flags(group)
 
 
-def _in_python(settings: type) -> str:
+def _without_flags(settings: type) -> str:
     """Write the table of those fields of a group or command that have no flags anywhere."""
     names = [spec.name for spec in dataclasses.fields(settings) if not has_flag(spec)]
-    return f"\nArguments in Python alone:\n\n{_table(settings(), names)}" if names else ""
+    return (
+        f"\nIn files and in Python, without a flag:\n\n{_table(settings(), names)}" if names else ""
+    )
 
 
 def _command_section(name: str, command: type) -> str:
-    text = (
-        f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), setting_names(command))}"
-    )
-    text += _in_python(command)
+    text = f"## {_title(name)}\n\n{_summary(command)}\n\n{_table(command(), flag_names(command))}"
+    text += _without_flags(command)
     # A command may begin with other values in a group that it shares: `train` trains on split rl.
     for field, group in groups_of(command).items():
         settings = getattr(command(), field)

@@ -79,14 +79,14 @@ def require_repo_id(name: str, value: str) -> None:
     require(well_formed, name, "user/name, as a repository of the Hugging Face hub", value)
 
 
-def python_only(default: Any) -> Any:
-    """Return a field of a group that no command has a flag for: it is an argument in Python alone."""
-    return dataclasses.field(default=default, metadata={"python_only": True})
+def without_flag(default: Any) -> Any:
+    """Return a field that no command has a flag for: it is set in a YAML file, or in Python."""
+    return dataclasses.field(default=default, metadata={"without_flag": True})
 
 
 def has_flag(spec: dataclasses.Field) -> bool:
     """Return whether commands may have a flag for a field."""
-    return "python_only" not in spec.metadata
+    return "without_flag" not in spec.metadata
 
 
 JsonMapping = dict[str, Any] | None

@@ -10,10 +10,10 @@ import tyro
 from jaxppo.config.checks import (
     ComputeDtype,
     Validator,
-    python_only,
     require,
     require_default,
     require_positive,
+    without_flag,
 )
 from jaxppo.config.data import DataConfig
 from jaxppo.config.hub import HubConfig
@@ -48,6 +48,7 @@ class EvaluateConfig:
         "partial_scale",
         "reward_weights",
         "reward_timeout_s",
+        "audit_rate",
         "target",
     )
     """Fields of the groups that this command has no flags for."""
@@ -92,7 +93,7 @@ class EvaluateConfig:
     """What ends a completion, as in training: eos, or the id of another token."""
     stop_strings: tuple[str, ...] = ()
     """A completion also ends with the token that completes one of these strings."""
-    repetition_penalty: float = python_only(1.0)
+    repetition_penalty: float = without_flag(1.0)
     """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied (CTRL)."""
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from jaxppo.config.checks import (
     require_finite,
     require_mapping,
     require_positive,
+    without_flag,
 )
 
 OBJECTS = range(2, 17)
@@ -106,7 +107,7 @@ class DataConfig:
     need this number, and get each problem once."""
     prompt_column: str = "prompt"
     """Column of the prompts in data that are no planning problems, such as `text`."""
-    min_prompt_characters: int = 0
+    min_prompt_characters: int = without_flag(0)
     """Leave out rows of such data with a shorter prompt."""
     max_prompt_length: int | None = None
     """Most tokens of a prompt. Rows with a longer one are left out, with a line that says how many they are; in a
@@ -121,7 +122,7 @@ class DataConfig:
     n_shots: int = 0
     """Solved examples before each prompt, drawn from split `train` of the same data: other problems of the same domain
     and prompt style, chosen by data_seed and the row's id. Reward functions have the plain prompt as `prompts`."""
-    input_text_length: tuple[int, int] | None = None
+    input_text_length: tuple[int, int] | None = without_flag(None)
     """Cut each prompt to a number of tokens drawn once from this range (both ends may come out), such as 2 7, as with
     TRL 0.11's LengthSampler; for text to be continued."""
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxppo.config.checks import (
-    python_only,
     require,
     require_default,
     require_finite,
     require_fraction,
     require_positive,
+    without_flag,
 )
 
 
@@ -57,7 +57,7 @@ class PeftConfig:
     lora_target_modules: tuple[str, ...] | None = None
     """Linear layers with an adapter, by the end of their name in transformers (query_key_value, mlp.c_fc); default: all
     of the trunk."""
-    use_rslora: bool = python_only(False)
+    use_rslora: bool = without_flag(False)
     """Multiply by lora_alpha / sqrt(lora_r) instead."""
     lora_path: str | None = None
     """PEFT folder to start the language model's adapter from; its shape takes the place of the settings above."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxppo.config.checks import (
-    python_only,
     require,
     require_finite,
     require_fraction,
     require_positive,
+    without_flag,
 )
 
 TRAINING_REWARD_FIELDS = (
@@ -17,6 +17,8 @@ TRAINING_REWARD_FIELDS = (
     "partial",
     "normalise_by",
     "partial_scale",
+    "audit_rate",
+    "sentiment_label",
     "reward_timeout_s",
     "on_error",
 )
@@ -50,14 +52,14 @@ class RewardConfig:
     """lccs, lcs and prefix are divided by the length of the longer plan, the reference, or the predicted plan."""
     partial_scale: float = 1.0
     """Factor of what an invalid plan earns."""
-    val_timeout_s: float = python_only(30.0)
+    val_timeout_s: float = without_flag(30.0)
     """A VAL process that runs longer is killed, and the plan counts as not valid."""
-    audit_rate: float | None = python_only(None)
+    audit_rate: float | None = without_flag(None)
     """Fraction of the plans judged in this process that VAL judges again; default: 0.01 where VAL is installed."""
     reward_model_path: str | None = None
     """Reward model of `model`: a sequence classification folder or hub id, or an adapter for the policy's base. Of
     `sentiment`: a text classification folder or hub id."""
-    sentiment_label: str = python_only("POSITIVE")
+    sentiment_label: str = without_flag("POSITIVE")
     """The label whose raw logit is the reward of `sentiment`."""
     reward_timeout_s: float | None = None
     """Seconds for one completion, after which a module:function is killed (it runs in processes of its own then), or

@@ -6,12 +6,12 @@ from typing import Literal
 
 from jaxppo.config.algorithms import ALGORITHMS, Algorithm, Level, LossType
 from jaxppo.config.checks import (
-    python_only,
     require,
     require_default,
     require_finite,
     require_fraction,
     require_positive,
+    without_flag,
 )
 
 
@@ -72,7 +72,7 @@ class RLConfig:
     """Weight of the negative log-likelihood of completions whose score is 1 or more (VAPO), mean over their tokens."""
     top_entropy_quantile: float = 1.0
     """ppo, grpo: share of tokens, those of the highest entropy, that the policy learns from; TRL and the paper: 0.2."""
-    score_position: Literal["last", "after"] = "last"
+    score_position: Literal["last", "after"] = without_flag("last")
     """Where the score is added: to the last token (TRL 0.11), or to the state after it where response_length leaves
     room, which then has a value of its own (TRL's later PPOTrainer)."""
     whiten_rewards: bool = False
@@ -90,7 +90,7 @@ class RLConfig:
     kl_target: float | None = None
     """KL per completion, in nats, that kl_coef is adapted to (Ziegler et al. 2019; TRL 0.11: adap_kl_ctrl with a target
     of 6); default: kl_coef stays."""
-    kl_horizon: int = python_only(10000)
+    kl_horizon: int = without_flag(10000)
     """Completions over which kl_coef adapts."""
     missing_eos_penalty: float | None = None
     """Subtracted from the score of a completion without the stop token in force."""
@@ -100,9 +100,9 @@ class RLConfig:
     """Clip scores to this range, after scaling and before the missing-EOS penalty."""
     target_kl: float | None = None
     """Leave out the rest of an update once the policy has moved by more than 1.5 times so many nats per token."""
-    ratio_threshold: float | None = python_only(10.0)
+    ratio_threshold: float | None = without_flag(10.0)
     """ppo: leave out an optimizer step whose mean ratio is above this; `None` for never."""
-    logprobs: Literal["sampler", "recompute"] | None = python_only(None)
+    logprobs: Literal["sampler", "recompute"] | None = without_flag(None)
     """Old log-probabilities: those kept by the sampler (default with dtype float32), or recomputed by the scoring
     program (default with bfloat16, where one pass over a completion and its steps round differently)."""
 

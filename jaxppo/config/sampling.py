@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxppo.config.checks import (
-    python_only,
     require,
     require_finite,
     require_fraction,
     require_positive,
+    without_flag,
 )
 
 
@@ -19,7 +19,7 @@ class SamplingConfig:
 
     response_length: int = 53
     """Most tokens a completion may have, stop token included."""
-    output_min_length: int | None = None
+    output_min_length: int | None = without_flag(None)
     """With it, the most tokens of each completion are drawn anew from output_min_length ... response_length (both may
     come out), as with TRL 0.11's LengthSampler; default: response_length for all."""
     stop_token: Literal["eos", "none"] | int = "eos"
@@ -39,7 +39,7 @@ class SamplingConfig:
     """Sample among tokens at least this times as likely as the most likely one."""
     repetition_penalty: float = 1.0
     """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied (CTRL)."""
-    drop_ended_rows: bool | None = python_only(None)
+    drop_ended_rows: bool | None = without_flag(None)
     """Go on with half of the rows as soon as fewer are still to be continued, and so on: a step then reads less of the
     cache. Each row keeps its random numbers, but products of fewer rows may be rounded differently. Default: on
     accelerators; on a CPU it saves little and takes more programs to compile."""
@@ -99,7 +99,7 @@ class EvalConfig:
     eval_rows: int | None = None
     """Most rows of each split that the command evaluate, and evaluations every eval_steps, look at: always the same
     rows, evenly over domains. The evaluations before and after training look at all rows. Default: all."""
-    length_edges: tuple[int, ...] = python_only((0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129))
+    length_edges: tuple[int, ...] = without_flag((0, 5, 9, 13, 17, 25, 33, 49, 65, 97, 129))
     """Lengths of the reference plan at which the bins of the results begin; the last bin has no end."""
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ class SelfTrainConfig:
         "target",
         "metric_for_best_model",
         "output_min_length",
+        "drop_ended_rows",
         "min_p",
         "input_text_length",
         "prompt_column",

@@ -138,17 +138,18 @@ def fields_of(config_class: Any) -> dict[str, dataclasses.Field]:
 
 
 def setting_names(config_class: Any) -> list[str]:
-    """List the flags of a command, which are also the keys of its YAML files.
+    """List the settings of a command: the keys of its YAML files, also those of `without_flag`.
 
-    The other fields are arguments in Python: those of `python_only`, and those of shared groups that the command does
-    not read (`UNREAD`).
+    The other fields are those of shared groups that the command does not read (`UNREAD`).
     """
     unread = getattr(config_class, "UNREAD", ())
-    return [
-        name
-        for name, spec in fields_of(config_class).items()
-        if has_flag(spec) and name not in unread
-    ]
+    return [name for name in fields_of(config_class) if name not in unread]
+
+
+def flag_names(config_class: Any) -> list[str]:
+    """List the settings of a command that have a flag."""
+    fields = fields_of(config_class)
+    return [name for name in setting_names(config_class) if has_flag(fields[name])]
 
 
 def replace(config: Config, /, **changes: Any) -> Config:
@@ -363,12 +364,11 @@ def write_yaml(
         command: the command line that led to it, kept as a comment at the top, without its secrets.
         folder: where the command was started, kept as a comment at the end: relative paths are relative to it.
     """
-    names = setting_names(type(config))
+    names = flag_names(type(config))
     defaults = flatten(type(config)())
     flat = {}
     for name, value in flatten(config).items():
-        # Arguments of Python alone are written where they differ:
-        # no flag could say them, but they decide the result.
+        # What has no flag is written where it differs, so that the file stays one that can be read.
         if name not in CALL_ONLY and (name in names or value != defaults[name]):
             flat[name] = value
     head = "" if command is None else _yaml_comment(f"command: {command}")
@@ -428,7 +428,7 @@ def parse_cli(config_class: type[Config], command: str, argv: list[str] | None =
         ConfigError: unknown flag or key, or a bad value, named in one line.
     """
     args = sys.argv[1:] if argv is None else argv
-    show_help(config_class, command, setting_names(config_class), args)
+    show_help(config_class, command, flag_names(config_class), args)
     flags = _read_flags(_with_home(list(args)), config_class)
     values = _merge(_file_values(config_class, command, flags), flags)
     if values.get("resume") and values.get("output_dir") is not None:
@@ -627,12 +627,11 @@ def _check_names(values: dict[str, Any], config_class: Any, command: str) -> dic
         if name in names:
             settings[name] = value
         elif name in defaults:
-            # config.yaml of a run also has arguments of Python
-            # alone, and a preset may serve several commands.
+            # A preset may serve several commands.
             default = defaults[name]
             plain = list(default) if isinstance(default, tuple) else default
             if value != plain:
-                requirement = f"{plain} with {command}, which has no such flag"
+                requirement = f"{plain} with {command}, which does not read it"
         elif name in OLD_SETTINGS and OLD_SETTINGS[name].is_gone_from(config_class):
             old = OLD_SETTINGS[name]
             if not old.is_neutral(value):
@@ -706,7 +705,7 @@ def _setting_of(flag: str, config_class: Any) -> str:
         ConfigError: the command has no such flag; the message names the one which may be meant.
     """
     fields = fields_of(config_class)
-    names = setting_names(config_class)
+    names = flag_names(config_class)
     word = _as_name(flag)
     name = _aliases(config_class).get(word, word)
     switch = word.removeprefix("no_")
@@ -716,9 +715,10 @@ def _setting_of(flag: str, config_class: Any) -> str:
         return name
     name = name.removeprefix("no_")
     start = f"{shown(flag)}: expected a flag of this command (--help_all lists them), got"
+    if name in setting_names(config_class) and name not in names:
+        raise ConfigError(f"{start} a setting without one: a file has it, {name}: VALUE (--config)")
     if name in fields and name not in names:
-        reason = "one that this command does not read, or that is an argument in Python alone (docs/configuration.md)"
-        raise ConfigError(f"{start} {reason}")
+        raise ConfigError(f"{start} one that this command does not read (docs/configuration.md)")
     old = OLD_SETTINGS.get(name)
     if old is not None and name not in names and old.is_gone_from(config_class):
         raise ConfigError(f"{start} one that is gone; {old.advice}")

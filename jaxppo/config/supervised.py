@@ -7,13 +7,13 @@ from typing import ClassVar, Literal
 from jaxppo.config.checks import (
     ComputeDtype,
     JsonMapping,
-    python_only,
     require,
     require_default,
     require_divisible,
     require_finite,
     require_mapping,
     require_positive,
+    without_flag,
 )
 from jaxppo.config.data import TOKENIZER_ARGUMENTS, DataConfig
 from jaxppo.config.hub import HubConfig
@@ -95,7 +95,7 @@ class SFTConfig:
     """Fresh model: width."""
     num_hidden_layers: int = 4
     """Fresh model: layers."""
-    num_attention_heads: int = python_only(4)
+    num_attention_heads: int = without_flag(4)
     """Fresh model: attention heads."""
     model_kwargs: JsonMapping = None
     """Fresh model: more of its configuration, as a YAML mapping or as JSON: num_key_value_heads (in families that let
@@ -112,7 +112,7 @@ class SFTConfig:
     max_length: int | None = None
     """Most tokens of a row that is learned, prompt and completion together, in place of max_prompt_length. Default:
     what the model was made for (max_position_embeddings, or the tokenizer's model_max_length where that is less)."""
-    overlong: Literal["cut", "drop", "error"] = python_only("cut")
+    overlong: Literal["cut", "drop", "error"] = without_flag("cut")
     """With max_length, what becomes of longer rows: they are cut and keep their beginning, left out, or refused. Those
     of which nothing is left to be learned are left out."""
     augment: str = "none"

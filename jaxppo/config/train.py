@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 from jaxppo.config.checks import (
     ComputeDtype,
     Validator,
-    python_only,
     require,
     require_default,
     require_divisible,
     require_finite,
     require_positive,
+    without_flag,
 )
 from jaxppo.config.data import CurriculumConfig, DataConfig
 from jaxppo.config.hub import HubConfig
@@ -89,7 +89,7 @@ class TrainConfig:
     """Completions per update, over all devices."""
     num_sample_generations: int = 10
     """About how many times in the run sample completions are shown, beside those of the last update."""
-    max_bad_updates: int = python_only(3)
+    max_bad_updates: int = without_flag(3)
     """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
     profile: int = 0
     """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and

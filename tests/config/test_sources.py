@@ -11,13 +11,13 @@ from jaxppo.config import EvaluateConfig, ReportConfig, RewardModelConfig, RLCon
 from jaxppo.config.old_settings import OLD_SETTINGS
 from jaxppo.config.paths import cache_dir
 from jaxppo.config.sources import (
+    flag_names,
     flatten,
     parse_cli,
     parse_flags,
     preset_values,
     read_yaml,
     replace,
-    setting_names,
     write_yaml,
 )
 from jaxppo.errors import ConfigError
@@ -359,7 +359,7 @@ def test_help_all_shows_the_meanings_and_defaults_of_all_flags(capsys):
     shown = help_of("train", "--help_all", capsys)
     assert "(alias --beta)" in shown and "default: num_train_epochs" in shown
     assert "--parallel {shard_map,pmap,fsdp} (default: shard_map)" in shown
-    assert [name for name in setting_names(TrainConfig) if f"--{name} " not in shown] == []
+    assert [name for name in flag_names(TrainConfig) if f"--{name} " not in shown] == []
     assert "--val_timeout_s" not in shown
 
 
@@ -382,8 +382,8 @@ def test_help_begins_with_twelve_flags_whose_examples_can_be_read(command, capsy
         ("--process_id", "--distributed"),
         ("--no_pool", "docs/experiments/"),
         ("--no_bf16", "'dtype'"),
-        ("--val_timeout_s", "in Python"),
-        ("--eval_top_k", "in Python"),
+        ("--val_timeout_s", "val_timeout_s: VALUE"),
+        ("--eval_top_k", "does not read"),
     ],
 )
 def test_a_flag_that_is_gone_says_what_to_do(flag, says):
@@ -423,8 +423,19 @@ def test_a_file_of_an_older_version_is_read_or_refused_by_name(tmp_path):
         "4:6",
         "2-5",
     )
-    for text, name in {"connect_timeout_s: 9": "connect_timeout_s", "val_timeout_s: 5": "val_timeout_s"}.items():
-        assert error_line("--config", yaml_file(tmp_path, text)).startswith(f"{name}: ")
+    assert error_line("--config", yaml_file(tmp_path, "connect_timeout_s: 9")).startswith("connect_timeout_s: ")
+
+
+def test_a_setting_without_a_flag_is_one_of_files_and_survives_both_ways(tmp_path):
+    given = yaml_file(tmp_path, "val_timeout_s: 5\nratio_threshold: null\nlength_edges: [0, 7]\n")
+    config = parse("--config", given)
+    assert (config.reward.val_timeout_s, config.rl.ratio_threshold) == (5.0, None)
+    assert config.evaluation.length_edges == (0, 7)
+    write_yaml(config, tmp_path / "config.yaml")
+    assert flatten(parse("--config", str(tmp_path / "config.yaml"))) | {"config": given} == flatten(config)
+    # A command that shares the group and does not read the setting refuses it.
+    with pytest.raises(ConfigError, match=r"^audit_rate: expected None with sft, which"):
+        parse("--config", yaml_file(tmp_path, "audit_rate: 0.5\n"), command="sft")
 
 
 @pytest.mark.parametrize(
@@ -467,7 +478,6 @@ def test_settings_that_were_two_and_are_one_are_read_under_its_name(tmp_path, ol
         ("stop_token: none\nstop_token_id: 5", "stop_token_id"),
         ("headline_split: other", "headline_split"),
         ("input_min_text_length: 2", "input_min_text_length"),
-        ("sentiment_label: NEGATIVE", "sentiment_label"),
     ],
 )
 def test_settings_that_cannot_be_one_are_refused_by_their_old_name(tmp_path, text, name):
