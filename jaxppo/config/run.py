@@ -106,7 +106,7 @@ class LoopConfig:
     """Keep, beside the latest, the checkpoint with the best value of this metric: objective/scores, or one of
     evaluations such as eval/test_longer/validity, for which each evaluated update is saved; `none`: keep no best one.
     The best value of a loss is the lowest, of other metrics the highest. Default: where plans are judged and eval_steps
-    is set, eval/<split>/validity of headline_split (sft: of the first of eval_splits, or its loss where no answers are
+    is set, eval/<split>/validity of the last of eval_splits (sft: of the first, or its loss where no answers are
     scored); otherwise none."""
     report_to: tuple[str, ...] = ("tensorboard",)
     """Where metrics and samples go beside metrics.jsonl and samples.jsonl: tensorboard (files in the run folder), wandb

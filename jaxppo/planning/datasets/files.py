@@ -165,7 +165,7 @@ def _split_path(folder: Path, split: str) -> Path:
         files = sorted(path.name for path in folder.glob("*"))[:_MAX_NAMED]
         raise DataError(
             f"{folder / split}{SPLIT_ENDINGS[0]}: expected this file, or one that ends in {endings}, got "
-            f"{', '.join(files) or 'no files'} in the folder; train_split, eval_splits, headline_split name them"
+            f"{', '.join(files) or 'no files'} in the folder; train_split and eval_splits name them"
         )
     # Parquet beside JSON lines is usual: earlier versions of `build` wrote both.
     unread = [path.name for path in existing[1:] if path.suffix != ".parquet"]
