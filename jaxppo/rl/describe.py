@@ -125,8 +125,6 @@ def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
         prompt_length: tokens of a prompt, padding included.
     """
     config = learner.config
-    shards = learner.parallel.row_shards
-    length = prompt_length + config.sampling.response_length
     state = jax.eval_shape(learner.init_state, *start)
     reference = jax.eval_shape(learner.reference, state, start.policy)
     prompts = [
@@ -140,7 +138,4 @@ def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
         sizes.tree_bytes(learner.shapes.resident),
         budget=budget_of(learner, prompt_length).by_program(),
         trips=config.sampling.response_length - 1,
-        parts=learner.micro_batches(length),
-        most_parts=config.mini_batch_size // shards,
-        scored=min(config.batch_size // shards, learner.scored_rows(length) or config.batch_size),
     )
