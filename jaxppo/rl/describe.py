@@ -104,15 +104,18 @@ def budget_of(
         prompt_length: tokens of a prompt, padding included.
         evaluated: see `memory.budget`.
     """
+    config = learner.config
     row_shards = learner.parallel.row_shards
+    length = prompt_length + config.sampling.response_length
     return memory.budget(
-        learner.config,
+        config,
         learner.shapes,
         prompt_length,
         row_shards,
-        learner.activation_budget,
-        evaluated,
-        learner.config.batch_size // row_shards // learner.sampling_parts(prompt_length),
+        sampled=config.batch_size // row_shards // learner.sampling_parts(prompt_length),
+        scored=learner.scored_rows(length),
+        parts=learner.micro_batches(length),
+        evaluated=evaluated,
     )
 
 
