@@ -78,14 +78,13 @@ def as_json(
             },
             "estimate": roofline._asdict() | {"binds": roofline.binds},
         }
-    seconds = [max(roofline) for roofline in rooflines]
-    slowest = rooflines[seconds.index(max(seconds))]
+    slowest = max(rooflines, key=max)
     return {
         "target": target.name,
         "fits": fits,
         "memory_bytes": memory_bytes,
         "held_bytes": plan.held_bytes,
-        "estimate": {"seconds": sum(seconds), "binds": slowest.binds},
+        "estimate": {"seconds": sum(map(max, rooflines)), "binds": slowest.binds},
         "programs": programs,
     }
 
