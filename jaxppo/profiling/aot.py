@@ -171,9 +171,14 @@ def compile_plan(plan: Plan) -> Iterator[tuple[str, Compiled]]:
         The name of a stage, and its programs as one.
     """
     for name, programs in plan.stages.items():
-        # A program that runs twice, such as the scoring of policy and reference, is compiled once.
-        distinct = [program for i, program in enumerate(programs) if program not in programs[:i]]
-        compiled = [compile_program(program, plan.trips) for program in distinct]
+        compiled: list[Compiled] = []
+        for program in programs:
+            first = programs.index(program)
+            if first == len(compiled):
+                compiled.append(compile_program(program, plan.trips))
+            else:
+                # A program that runs twice, such as the scoring of policy and reference, is compiled once.
+                compiled.append(compiled[first]._replace(compile_s=0.0))
         yield name, functools.reduce(Compiled.then, compiled)
 
 

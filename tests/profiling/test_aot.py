@@ -14,7 +14,9 @@ from jaxppo.config import TrainConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError
 from jaxppo.parallel import platform
+from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import aot, targets
+from jaxppo.profiling.counts import Count
 from tests.compilers import needs_gpu_compiler, needs_tpu_compiler
 from tests.one_layer import ONE_LAYER
 
@@ -123,6 +125,22 @@ def test_products_that_cannot_be_tiled_are_compiled_without_triton():
     lowered = Lowered("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.169 = f32[32,128,101]")
     assert aot._compile(lowered) == "compiled"
     assert lowered.options == [None, {"xla_gpu_enable_triton_gemm": False}]
+
+
+def test_a_program_that_runs_twice_is_compiled_once_and_counted_twice(monkeypatch):
+    def compile_program(program, trips):
+        assert trips == 7
+        done.append(program)
+        return aot.Compiled(2.0, 10, len(done), 20, 15, Count(flops=len(done)))
+
+    done = []
+    monkeypatch.setattr(aot, "compile_program", compile_program)
+    values, logprobs = aot.Program(len, ({"a": 1},), (2,)), aot.Program(max, ({"a": 1},), (2,))
+    again = aot.Program(max, ({"a": 1},), (2,))
+    plan = aot.Plan(DataParallel(), {"score": [values, logprobs, again]}, 0, {"score": 0}, 7)
+    ((name, stage),) = aot.compile_plan(plan)
+    assert name == "score" and done == [values, logprobs]
+    assert (stage.compile_s, stage.temp_bytes, stage.counted.flops) == (4.0, 2, 1 + 2 + 2)
 
 
 def test_other_refusals_of_a_compiler_are_not_tried_again():
