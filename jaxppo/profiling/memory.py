@@ -6,7 +6,6 @@ reward is not counted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -50,24 +49,24 @@ class RunShapes(NamedTuple):
         resident: what stays on a device, by name.
         trained: {"policy", "value"}, trees of what has gradients, as far as it is on a device.
         weights: {"policy", "value"}, whole models.
-        mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; without them none does.
+        mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`.
     """
 
     models: Sequence[ModelConfig]
     resident: Mapping[str, Any]
     trained: Mapping[str, Any]
     weights: Mapping[str, Any]
-    mesh: Mapping[str, int] = MappingProxyType({})
+    mesh: Mapping[str, int]
 
     @property
     def tensor(self) -> int:
         """Devices along `TENSOR`."""
-        return self.mesh.get(TENSOR, 1)
+        return self.mesh[TENSOR]
 
     @property
     def is_split(self) -> bool:
         """Whether parameters are split over `FSDP`."""
-        return self.mesh.get(FSDP, 1) > 1
+        return self.mesh[FSDP] > 1
 
     @property
     def resident_bytes(self) -> dict[str, int]:
@@ -179,8 +178,8 @@ def sampled_rows(shapes: RunShapes, prompt: int, response: int, merged: bool) ->
 
 def decodes_split(model: ModelConfig, weights: Any, mesh: Mapping[str, int]) -> bool:
     """Return whether sampling leaves the policy's weights in their shards, see `partition.decodes_split`."""
-    num_bytes = sizes.compute_bytes(model, weights) // mesh.get(TENSOR, 1)
-    return mesh.get(FSDP, 1) > 1 and partition.decodes_split(num_bytes)
+    num_bytes = sizes.compute_bytes(model, weights) // mesh[TENSOR]
+    return mesh[FSDP] > 1 and partition.decodes_split(num_bytes)
 
 
 def _decoding_weights(shapes: RunShapes, merged: bool) -> int:

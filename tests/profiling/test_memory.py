@@ -30,6 +30,7 @@ from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
 NEOX = GPTNeoXConfig(**SIZES, hidden_size=64)
+UNSPLIT = {FSDP: 1, TENSOR: 1}
 LLAMA = partial(LlamaConfig, num_key_value_heads=2, head_dim=16)
 
 
@@ -53,7 +54,7 @@ def shapes_of_params(model):
 
 def make_budget(scored=4, parts=1, **resident):
     trained = {"w": np.zeros(100, np.float32)}
-    shapes = memory.RunShapes([NEOX, NEOX], resident, trained, {"policy": trained})
+    shapes = memory.RunShapes([NEOX, NEOX], resident, trained, {"policy": trained}, UNSPLIT)
     return memory.budget(CONFIG, shapes, 16, 2, sampled=4, scored=scored, parts=parts)
 
 
@@ -188,7 +189,7 @@ def test_the_peak_is_that_of_the_greediest_stage_and_measured_of_the_fullest_dev
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("mesh", [{}, {FSDP: 2}, {FSDP: 2, TENSOR: 2}])
+@pytest.mark.parametrize("mesh", [UNSPLIT, {FSDP: 2, TENSOR: 1}, {FSDP: 2, TENSOR: 2}])
 def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, mesh):
     model = models.with_dtype(NEOX, dtype)
     both = dict.fromkeys(("policy", "value"), shapes_of_params(model))
@@ -201,7 +202,7 @@ def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, 
 
     off, on = learning(False), learning(True)
     assert [off["weights"], off["gradients"]] == [on["weights"], on["gradients"]]
-    tensor = mesh.get(TENSOR, 1)
+    tensor = mesh[TENSOR]
     rows = CONFIG.mini_batch_size
     layer, inputs = sizes.layer_bytes(model, rows, 24) // tensor, rows * 24 * 64 * (4 if dtype == "float32" else 2)
     assert [off["activations"], on["activations"]] == [2 * 3 * layer, 2 * (2 * inputs + layer)]
@@ -334,7 +335,7 @@ def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_s
     learned = [trunk] if config.value_model == "shared" else [trunk, trunk]
     params = shapes_of_params(model)
     trained = {name: params for name, _ in zip(("policy", "value"), learned, strict=False)}
-    shapes = memory.RunShapes(learned, {}, trained, trained)
+    shapes = memory.RunShapes(learned, {}, trained, trained, UNSPLIT)
     parts = PPO(config, model, 0, 1, one_device()).micro_batches(prompt_length + 64)
     stage = memory.budget(config, shapes, prompt_length, 1, sampled=1, scored=1, parts=parts).stages["learning"]
     found = reserved(config, model, prompt_length)
