@@ -142,14 +142,11 @@ def _verdict(report: Mapping[str, Any]) -> str:
     if report["fits"]:
         return f"it fits: {fullest} takes most, {amount}"
     # JAX leaves a quarter of a GPU to others.
-    share = (
-        ""
-        if report["target"].startswith("tpu")
-        else ", and XLA_CLIENT_MEM_FRACTION=0.95 allows more"
-    )
+    is_gpu = report["target"].startswith("gpu")
+    share = "; XLA_CLIENT_MEM_FRACTION=0.95 lets JAX take more of the GPU" if is_gpu else ""
     return (
-        f"it does not fit: {fullest} takes {amount}; --gradient_accumulation_steps, --gradient_checkpointing, "
-        f"--parallel fsdp and --use_peft lower that{share}"
+        f"it does not fit: {fullest} takes {amount}; settings that take less: --gradient_accumulation_steps, "
+        f"--gradient_checkpointing, --parallel fsdp, --use_peft{share}"
     )
 
 

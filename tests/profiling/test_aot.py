@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_said_with_the_settings_that_take_less():
     command = ["train", "--preset", "tiny", "--sft_model_path", ONE_LAYER, *sizes.split()]
     command += ["--target", "gpu-h100x1", "--gradient_accumulation_steps"]
     said = run(*command, "1").stdout.splitlines()[-1]
-    found = re.search(r"not fit: update takes ([\d.]+) of 59\.33 GiB .*; --gradient_accumulation_steps, .*_peft", said)
+    found = re.search(r"not fit: update takes ([\d.]+) of 59\.33 GiB .*: --gradient_accumulation_steps, .*_peft", said)
     assert found is not None and float(found[1]) > 59.33, said
     said = run(*command, "16").stdout.splitlines()[-1]
     found = re.search(r"^it fits: \w+ takes most, ([\d.]+) of 59\.33 GiB", said)
