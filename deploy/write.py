@@ -76,7 +76,7 @@ def machine_of(name: str) -> Machine:
 
 
 def plan(machine: Machine, flags: str) -> str:
-    """Write the first step, which fails where the run does not fit; the log says what would make it fit."""
+    """Write the first step, which fails where the run does not fit; the log says which settings take less."""
     command = f"python -m jaxppo.train --dry_run --target {machine.target.name} {flags}"
     return f'[ -e "$RUN" ] || {command} |\n  {FITS}'
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "toys": "small models and data sets for recipes without a network",
     "config": "every setting of every command, as a page of Markdown",
     "metrics": "every metric explained, as a page of Markdown",
-    "doctor": "what is installed, whether it works, and what to install for what",
+    "doctor": "what is installed, whether it works, and what to install",
 }
 """Modules that can be run, in the order of the help; the names work with hyphens too."""
 

@@ -121,11 +121,11 @@ class Inputs(NamedTuple):
     columns: list[str]  # of the rows
     prompts: data.PromptData
 
-    def learner(self, config: TrainConfig, parallel: DataParallel) -> Learner:
-        """Return the programs of a run of these models, under these settings or others."""
+    def learner(self, parallel: DataParallel) -> Learner:
+        """Return the programs of a run of these models."""
         models = self.models
         return Learner(
-            config,
+            self.config,
             models.policy,
             self.template.end_id,
             models.tokenizer.pad_token_id,
@@ -134,7 +134,7 @@ class Inputs(NamedTuple):
             models.adapter,
             self.prompts.length_gaps,
             data.stop_table(
-                models.tokenizer, config.sampling.stop_strings, models.policy.num_logits
+                models.tokenizer, self.config.sampling.stop_strings, models.policy.num_logits
             ),
         )
 
@@ -194,7 +194,7 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
     inputs = read_inputs(run.config, parallel, console)
     config = inputs.config
     models = inputs.models
-    learner = inputs.learner(config, parallel)
+    learner = inputs.learner(parallel)
     rewards = _rewards(config, learner, inputs.start, models.tokenizer, run.folder)
     registry.tell_inputs(console.print, rewards)
     rewards.check_columns(inputs.columns)
@@ -253,12 +253,10 @@ def _compile_for_target(run: run_folder.Run) -> None:
     start = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), inputs.start)
     length = inputs.prompts.prompt_length
 
-    def build(config: TrainConfig, devices: list[Any]) -> Plan:
-        learner = inputs.learner(
-            config, DataParallel(config.run.parallel, devices, config.run.mesh)
-        )
-        if config is inputs.config:
-            print_plan(run, learner, start, inputs.prompts.num_rows, length)
+    def build(devices: list[Any]) -> Plan:
+        settings = inputs.config.run
+        learner = inputs.learner(DataParallel(settings.parallel, devices, settings.mesh))
+        print_plan(run, learner, start, inputs.prompts.num_rows, length)
         return plan_of(learner, start, length)
 
     show(run.console, inputs.config, build)

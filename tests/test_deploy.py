@@ -90,7 +90,7 @@ class Place:
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
             "CALLS": str(self.folder),
-            "VERDICT": "fits: 1 of 2 GiB" if fits else "does not fit: but --use_peft makes it fit",
+            "VERDICT": "fits: 1 of 2 GiB" if fits else "does not fit: --use_peft takes less",
             "ENDS": ends,
         }
         settings = settings | ({"RUN": str(self.folder / "run")} if "RUN" in settings else {})
@@ -157,7 +157,7 @@ def test_the_dry_run_comes_first_and_flags_are_those_of_train(name, place):
 def test_what_the_files_take_for_fitting_and_for_finished_is_what_the_package_says(tmp_path):
     statuses = {
         "compiled\nit fits: 1 of 2 GiB\n": 0,
-        "it does not fit: but --use_peft makes it fit\n": 1,
+        "it does not fit: --use_peft takes less\n": 1,
         '{"target": "gpu-h100x1", "fits": true, "memory_bytes": 1}\n': 0,
         '{"target": "gpu-h100x1", "fits": false, "memory_bytes": 1}\n': 1,
         "": 1,
@@ -201,7 +201,7 @@ def test_every_target_has_its_machines(target):
 @pytest.mark.parametrize("name", SEVERAL)
 def test_what_does_not_fit_is_not_started_and_what_was_stopped_is_started_again(name, place):
     status, output = place.carry_out(name, fits=False)
-    assert status != 0 and output == "it does not fit: but --use_peft makes it fit\n"
+    assert status != 0 and output == "it does not fit: --use_peft takes less\n"
     assert len(place.calls) == 1
     (place.folder / "calls").unlink()
     # A run that has begun is not planned again.

@@ -249,9 +249,7 @@ def profiled(run_recorded):
 @pytest.mark.full
 def test_a_profile_is_of_the_process_that_was_asked_for_it(profiled, capfd):
     """A resume knows nothing of it, and is refused one that is longer than what is left."""
-    table = (profiled.folder / "profile" / "top_ops.txt").read_text()
-    assert "updates 3 to 3 (" in table and table in profiled.out
-    assert len(table.splitlines()) == 2 + 10 and "jit__update_on_device/" in table
+    assert "trace of updates 3 to 3 in " in profiled.out
     assert (profiled.folder / "profile" / "perfetto_trace.json.gz").is_file()
     assert "\nprofile:" not in (profiled.folder / "config.yaml").read_text()
     folder = cut_back(profiled.folder, 2)

@@ -92,8 +92,8 @@ class TrainConfig:
     max_bad_updates: int = without_flag(3)
     """Stop after this many updates in a row with a loss or gradient that was not finite, or without any score."""
     profile: int = 0
-    """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto and
-    the table of the ten most expensive operations, top_ops.txt."""
+    """Trace this many updates, from the third of this process on: <output_dir>/profile/ gets a trace for Perfetto
+    (perfetto_trace.json.gz), TensorBoard and XProf."""
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "max_bad_updates", "total_episodes")

@@ -1,4 +1,4 @@
-"""Check what is installed, whether it works, and what to install for what: `python -m jaxppo.doctor`.
+"""Check what is installed, whether it works, and what to install: `python -m jaxppo.doctor`.
 
 A check that fails does not hide the others. The exit status is 0 if all that is required works, else 1.
 """
@@ -15,23 +15,6 @@ from jaxppo import __version__
 from jaxppo.doctor import checks, self_test
 from jaxppo.doctor.checks import REPORT_IT, Check, Probe, reason_of
 from jaxppo.errors import JaxppoError
-
-EXTRAS = {
-    "gpu": "NVIDIA GPUs, with a driver for CUDA 13 (580 or newer)",
-    "gpu-cuda12": "NVIDIA GPUs with an older driver (525 or newer)",
-    "tpu": "Google TPUs",
-    "aot-tpu": "`--target tpu-...` on any Linux machine: the compiler for TPUs",
-    "aot-gpu": "`--target gpu-...` on any Linux machine: the compiler for NVIDIA GPUs",
-    "planners": "reference plans from Aries, under a permissive licence",
-    "planners-gpl": "reference plans from Fast Downward and pyperplan, which are under GPL-3.0",
-    "torch": "models that come as pytorch_model.bin",
-    "sentiment": "rewards from a text classifier: --reward_funcs sentiment",
-    "server": "rewards for other machines: jaxppo reward_server",
-    "tracking": "Weights & Biases: --report_to wandb",
-    "docs": "the documentation site: mkdocs build --strict",
-    "test": "the tests, linters and packages that jaxppo is compared with",
-}
-"""The extras of the package and what each is for; a test keeps `pyproject.toml` and `docs/install.md` in step."""
 
 # Column of the findings: two blanks, a status and the longest name come before them.
 _INDENT = 34
@@ -89,7 +72,7 @@ def _guarded(name: str, probe: Probe) -> Iterator[Check]:
 
 
 def print_report() -> bool:
-    """Print every check and the extras; return whether all that is required works."""
+    """Print every check; return whether all that is required works."""
     # A terminal's width is for people; what is written to a file is the same everywhere.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 120
     current = None
@@ -101,12 +84,11 @@ def print_report() -> bool:
         # At once, since the next check may take a minute to compile.
         print(_as_text(check, width), flush=True)
         statuses.append(check.status)
-    print(f"\nWhat to install for what\n{_extras_table()}\n")
     failed = statuses.count("failed")
     warnings = statuses.count("warning")
     works = "does not work" if failed else "works"
     print(
-        f"What is required {works}: {failed} failed, {warnings} with a warning. For a bug report: --json"
+        f"\nWhat is required {works}: {failed} failed, {warnings} with a warning. For a bug report: --json"
     )
     return not failed
 
@@ -120,12 +102,6 @@ def _as_text(check: Check, width: int) -> str:
     # 11 columns come before the name: two blanks, eight of the status, one blank.
     start = f"  {check.status:8} {check.name:{_INDENT - 11}}"
     return start + f"\n{' ' * _INDENT}".join(lines)
-
-
-def _extras_table() -> str:
-    commands = {extra: f"pip install 'jaxppo[{extra}]'" for extra in EXTRAS}
-    width = max(map(len, commands.values()))
-    return "\n".join(f"  {commands[extra]:{width}}  {EXTRAS[extra]}" for extra in EXTRAS)
 
 
 def print_json() -> bool:

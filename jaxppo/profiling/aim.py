@@ -4,25 +4,21 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxppo.profiling import aot, fitting, targets
-from jaxppo.profiling.fitting import Measured
+from jaxppo.profiling import aot, targets
 from jaxppo.profiling.roofline import estimate
 from jaxppo.profiling.targets import GB, GIB, TERA, Target
 from jaxppo.run.console import Console
 
-MOST_OF_GPU = 0.95
-"""Largest share of a GPU's memory that JAX is advised to take."""
 
+def show(console: Console, config: Any, build: Callable[[list[Any]], aot.Plan]) -> None:
+    """Compile the programs that a configuration asks for and print what they take, and whether they fit.
 
-def show(console: Console, config: Any, build: Callable[[Any, list[Any]], aot.Plan]) -> None:
-    """Compile the programs that a configuration asks for and print what they take, and what would make them fit.
-
-    With `quiet` the last line is one JSON object, and nothing is tried beside the configuration as it is.
+    With `quiet` the last line is one JSON object.
 
     Args:
         console: where to print.
         config: of the command, with `run.target`.
-        build: (configuration, devices of the target) -> programs; may be called again with other settings.
+        build: devices of the target -> programs.
 
     Raises:
         ConfigError: there is no such target, its compiler is not installed, or the settings do not fit its devices.
@@ -32,36 +28,38 @@ def show(console: Console, config: Any, build: Callable[[Any, list[Any]], aot.Pl
         devices = aot.devices_of(target)
         memory_bytes = aot.memory_of(target)  # of one device; so are all figures below
         console.stage(f"Compiling for {target.name}: {target.devices} x {devices[0].device_kind}")
-        plan = build(config, devices)
-        measured = Measured(plan, {})
+        plan = build(devices)
+        stages = {}
         for name, compiled in aot.compile_plan(plan):
-            measured.stages[name] = compiled
+            stages[name] = compiled
             console.print(f"{name}: {compiled.compile_s:,.1f} s to compile")
-        report = as_json(target, measured, memory_bytes, config.dtype)
-        if config.run.quiet:
-            console.result(json.dumps(report))
-            return
-        _print_tables(console, report)
-        for name, compiled in measured.stages.items():
-            if compiled.refused is not None:
-                console.result(f"{name}: the compiler says: {compiled.refused}")
-        console.result(
-            _verdict(
-                console, config, measured, memory_bytes, lambda changed: build(changed, devices)
-            )
-        )
+    report = as_json(target, plan, stages, memory_bytes, config.dtype)
+    if config.run.quiet:
+        console.result(json.dumps(report))
+        return
+    _print_tables(console, report)
+    for name, compiled in stages.items():
+        if compiled.refused is not None:
+            console.result(f"{name}: the compiler says: {compiled.refused}")
+    console.result(_verdict(report))
 
 
-def as_json(target: Target, measured: Measured, memory_bytes: int, dtype: str) -> dict[str, Any]:
+def as_json(
+    target: Target,
+    plan: aot.Plan,
+    stages: Mapping[str, aot.Compiled],
+    memory_bytes: int,
+    dtype: str,
+) -> dict[str, Any]:
     """Return the contract of `--quiet True`: bytes on one device."""
-    plan = measured.plan
     mesh_sizes = dict(plan.parallel.mesh.shape)
     rooflines = []
     programs = {}
-    for name, stage in measured.stages.items():
-        # What the budget by arithmetic says of the same memory;
-        # evaluations and steps on fixed rows have none here.
-        budget_bytes = plan.budget.get(name)
+    fits = True
+    for name, stage in stages.items():
+        # What other stages hold meanwhile is on the device, too.
+        device_bytes = plan.held_bytes + stage.added_bytes
+        fits = fits and stage.refused is None and device_bytes <= memory_bytes
         roofline = estimate(stage.counted, target, mesh_sizes, dtype)
         rooflines.append(roofline)
         programs[name] = {
@@ -69,8 +67,9 @@ def as_json(target: Target, measured: Measured, memory_bytes: int, dtype: str) -
             "argument_bytes": stage.argument_bytes,
             "temp_bytes": stage.temp_bytes,
             "peak_bytes": stage.peak_bytes,
-            "device_bytes": measured.on_device(name),
-            "expected_bytes": None if budget_bytes is None else plan.held_bytes + budget_bytes,
+            "device_bytes": device_bytes,
+            # What the budget by arithmetic says of the same memory
+            "expected_bytes": plan.held_bytes + plan.budget[name],
             "flops": stage.counted.flops,
             "bytes": stage.counted.bytes,
             "sent_bytes": {
@@ -79,14 +78,13 @@ def as_json(target: Target, measured: Measured, memory_bytes: int, dtype: str) -
             },
             "estimate": roofline._asdict() | {"binds": roofline.binds},
         }
-    seconds = [max(roofline) for roofline in rooflines]
-    slowest = rooflines[seconds.index(max(seconds))]
+    slowest = max(rooflines, key=max)
     return {
         "target": target.name,
-        "fits": measured.fits(memory_bytes),
+        "fits": fits,
         "memory_bytes": memory_bytes,
         "held_bytes": plan.held_bytes,
-        "estimate": {"seconds": sum(seconds), "binds": slowest.binds},
+        "estimate": {"seconds": sum(map(max, rooflines)), "binds": slowest.binds},
         "programs": programs,
     }
 
@@ -133,31 +131,22 @@ def _print_tables(console: Console, report: Mapping[str, Any]) -> None:
     )
 
 
-def _verdict(
-    console: Console, config: Any, measured: Measured, memory_bytes: int, build: fitting.Build
-) -> str:
-    """Say in one sentence whether a run fits, and what would make it fit."""
-    fullest = measured.fullest
+def _verdict(report: Mapping[str, Any]) -> str:
+    """Say in one sentence whether a run fits, and which settings lower its memory."""
+    programs = report["programs"]
+    fullest = max(programs, key=lambda name: programs[name]["device_bytes"])
     amount = (
-        f"{measured.on_device(fullest) / GIB:,.2f} of {memory_bytes / GIB:,.2f} GiB on each device"
+        f"{programs[fullest]['device_bytes'] / GIB:,.2f} of {report['memory_bytes'] / GIB:,.2f} GiB "
+        "on each device"
     )
-    if measured.fits(memory_bytes):
+    if report["fits"]:
         return f"it fits: {fullest} takes most, {amount}"
-    refusal = f"it does not fit: {fullest} takes {amount}"
-    # The cheapest help comes first: JAX leaves a quarter
-    # of a GPU to others unless a variable says otherwise.
-    target = targets.find(config.run.target)
-    largest_share = int(target.chip.memory_bytes * MOST_OF_GPU)
-    if target.platform == "gpu" and largest_share > memory_bytes and measured.fits(largest_share):
-        return f"{refusal}; the environment variable {aot.gpu_fraction_variable()}={MOST_OF_GPU} makes it fit"
-    change = fitting.smallest_change(config, measured, memory_bytes, build, console.print)
-    if change is None:
-        return f"{refusal}, and no change that was tried makes it fit"
-    flags, changed = change
-    changed_bytes = changed.on_device(changed.fullest)
+    # JAX leaves a quarter of a GPU to others.
+    is_gpu = report["target"].startswith("gpu")
+    share = "; XLA_CLIENT_MEM_FRACTION=0.95 lets JAX take more of the GPU" if is_gpu else ""
     return (
-        f"{refusal}; {fitting.describe(flags)} makes it fit ({changed.fullest} then takes most, "
-        f"{changed_bytes / GIB:,.2f} GiB)"
+        f"it does not fit: {fullest} takes {amount}; settings that take less: --gradient_accumulation_steps, "
+        f"--gradient_checkpointing, --parallel fsdp, --use_peft{share}"
     )
 
 

@@ -64,11 +64,8 @@ class Plan(NamedTuple):
     # Programs by the stage that runs them, one after the other
     stages: Mapping[str, Sequence[Program]]
     held_bytes: int  # on each device from the first update to the last
-    budget: Mapping[str, int] = {}  # by stage: what it adds by the arithmetic of `memory.py`
-    trips: int = 1  # rounds of a decoding loop
-    parts: int = 1  # micro-batches of a mini-batch
-    most_parts: int = 1  # that they can be, one row each
-    scored: int = 1  # rows per scoring pass
+    budget: Mapping[str, int]  # by stage: what it adds by the arithmetic of `memory.py`
+    trips: int  # rounds of a decoding loop
 
 
 class Compiled(NamedTuple):
@@ -139,20 +136,13 @@ def memory_of(target: Target) -> int:
     """Return the bytes of a device that JAX takes: all of a TPU, and of a GPU the share that its variable says."""
     if target.platform == "tpu":
         return target.chip.memory_bytes
-    name = gpu_fraction_variable()
+    newer, older = _FRACTION_VARIABLES
+    name = older if os.environ.get(older) and not os.environ.get(newer) else newer
     text = os.environ.get(name) or GPU_FRACTION
     try:
         return int(target.chip.memory_bytes * float(text))
     except ValueError:
         raise ConfigError(f"{name}: expected a share of the memory, got {text!r}") from None
-
-
-def gpu_fraction_variable() -> str:
-    """Return the name of the environment variable that says the share: the one that is set, or the newer one."""
-    for name in _FRACTION_VARIABLES:
-        if os.environ.get(name):
-            return name
-    return _FRACTION_VARIABLES[0]
 
 
 @contextmanager
@@ -181,9 +171,14 @@ def compile_plan(plan: Plan) -> Iterator[tuple[str, Compiled]]:
         The name of a stage, and its programs as one.
     """
     for name, programs in plan.stages.items():
-        # A program that runs twice, such as the scoring of policy and reference, is compiled once.
-        distinct = [program for i, program in enumerate(programs) if program not in programs[:i]]
-        compiled = [compile_program(program, plan.trips) for program in distinct]
+        compiled: list[Compiled] = []
+        for program in programs:
+            first = programs.index(program)
+            if first == len(compiled):
+                compiled.append(compile_program(program, plan.trips))
+            else:
+                # A program that runs twice, such as the scoring of policy and reference, is compiled once.
+                compiled.append(compiled[first]._replace(compile_s=0.0))
         yield name, functools.reduce(Compiled.then, compiled)
 
 

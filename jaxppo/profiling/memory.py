@@ -6,7 +6,6 @@ reward is not counted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -50,24 +49,24 @@ class RunShapes(NamedTuple):
         resident: what stays on a device, by name.
         trained: {"policy", "value"}, trees of what has gradients, as far as it is on a device.
         weights: {"policy", "value"}, whole models.
-        mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`; without them none does.
+        mesh: devices along the axes that split parameters, `FSDP` and `TENSOR`.
     """
 
     models: Sequence[ModelConfig]
     resident: Mapping[str, Any]
     trained: Mapping[str, Any]
     weights: Mapping[str, Any]
-    mesh: Mapping[str, int] = MappingProxyType({})
+    mesh: Mapping[str, int]
 
     @property
     def tensor(self) -> int:
         """Devices along `TENSOR`."""
-        return self.mesh.get(TENSOR, 1)
+        return self.mesh[TENSOR]
 
     @property
     def is_split(self) -> bool:
         """Whether parameters are split over `FSDP`."""
-        return self.mesh.get(FSDP, 1) > 1
+        return self.mesh[FSDP] > 1
 
     @property
     def resident_bytes(self) -> dict[str, int]:
@@ -105,13 +104,8 @@ def rows_at_once(
     return cached if fitting is None else min(cached, fitting)
 
 
-def scored_rows(
-    models: Sequence[ModelConfig],
-    length: int,
-    room: int | None = None,
-    configured: int | None = None,
-) -> int | None:
-    """Return how many rows a device takes in a forward pass alone, as configured or by default; None: all.
+def scored_rows(models: Sequence[ModelConfig], length: int, room: int | None = None) -> int | None:
+    """Return how many rows a device takes in a forward pass alone by default; None: all.
 
     On an accelerator, so many that a layer's results take no more than the `room` for a gradient's.
 
@@ -119,29 +113,10 @@ def scored_rows(
         models: architectures.
         length: tokens of a row, padding included.
         room: see `rows_at_once`.
-        configured: the number, where a setting says it.
     """
-    if configured is not None:
-        return configured
     if platform.current().name == "cpu" or room is None:
         return rows_at_once(models, length, room)
     return max(1, room // max(sizes.layer_bytes(model, 1, length) for model in models))
-
-
-def micro_batches(
-    config: TrainConfig,
-    models: Sequence[ModelConfig],
-    length: int,
-    row_shards: int,
-    room: int | None = None,
-    tensor: int = 1,
-) -> int:
-    """Micro-batches of a mini-batch: as configured, or the fewest that `rows_at_once` takes on every device."""
-    if config.rl.gradient_accumulation_steps is not None:
-        return config.rl.gradient_accumulation_steps
-    return num_equal_parts(
-        config.mini_batch_size // row_shards, rows_at_once(models, length, room, tensor)
-    )
 
 
 def num_equal_parts(rows: int, limit: int | None) -> int:
@@ -203,8 +178,8 @@ def sampled_rows(shapes: RunShapes, prompt: int, response: int, merged: bool) ->
 
 def decodes_split(model: ModelConfig, weights: Any, mesh: Mapping[str, int]) -> bool:
     """Return whether sampling leaves the policy's weights in their shards, see `partition.decodes_split`."""
-    num_bytes = sizes.compute_bytes(model, weights) // mesh.get(TENSOR, 1)
-    return mesh.get(FSDP, 1) > 1 and partition.decodes_split(num_bytes)
+    num_bytes = sizes.compute_bytes(model, weights) // mesh[TENSOR]
+    return mesh[FSDP] > 1 and partition.decodes_split(num_bytes)
 
 
 def _decoding_weights(shapes: RunShapes, merged: bool) -> int:
@@ -370,9 +345,11 @@ def budget(
     shapes: RunShapes,
     prompt_length: int,
     row_shards: int,
-    room: int | None = None,
+    *,
+    sampled: int,
+    scored: int,
+    parts: int,
     evaluated: tuple[int, int] | None = None,
-    sampled: int | None = None,
 ) -> Budget:
     """Estimate the memory that a run will take.
 
@@ -381,19 +358,16 @@ def budget(
         shapes: of the run.
         prompt_length: tokens of a prompt, padding included.
         row_shards: parts that rows are split into.
-        room: see `rows_at_once`.
+        sampled: rows that a device samples at once.
+        scored: rows that it scores at once.
+        parts: micro-batches of a mini-batch.
         evaluated: rows that a device decodes at once in an evaluation, and tokens of their prompts; default: none.
-        sampled: rows that a device samples at once, from `sampled_rows`; default: all.
     """
     models = shapes.models
     policy = models[0]
     response = config.sampling.response_length
     length = prompt_length + response
-    rows = config.batch_size // row_shards
-    parts = micro_batches(config, models, length, row_shards, room, shapes.tensor)
     micro_rows = config.mini_batch_size // row_shards // parts
-    configured = config.rl.local_rollout_forward_batch_size
-    at_once = min(rows, scored_rows(models, length, room, configured) or rows)
     decoding = {"weights": _decoding_weights(shapes, config.peft.use_peft)}
     if shapes.is_split:
         scoring = max(_gathered(shapes))
@@ -403,13 +377,13 @@ def budget(
             # Compilers for GPUs cast the layers under adapters all at once.
             layers = shapes.weights["policy"]["trunk"]["layers"]
             scoring = sizes.copy_bytes(policy, layers) // shapes.tensor
-    activations = max(sizes.scored_bytes(model, at_once, length) for model in models)
+    activations = max(sizes.scored_bytes(model, scored, length) for model in models)
     stages = {
-        "sampling": decoding | _decoding(policy, min(rows, sampled or rows), length, shapes.tensor),
+        "sampling": decoding | _decoding(policy, sampled, length, shapes.tensor),
         "scoring": {
             "weights": scoring,
             "activations": activations // shapes.tensor,
-            "logits": sizes.logits_bytes(policy, at_once * response),
+            "logits": sizes.logits_bytes(policy, scored * response),
         },
         "learning": _learning_stage(shapes, micro_rows, parts, length, response),
     }

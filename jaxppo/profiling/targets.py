@@ -180,18 +180,18 @@ CHIPS = {
 """Devices by the name that a target has for them."""
 
 _SLICES = {
-    "tpu-v5e-1": ("v5e", "1x1"),
-    "tpu-v5e-4": ("v5e", "2x2"),
-    "tpu-v5e-8": ("v5e", "2x4"),
-    "tpu-v5e-16": ("v5e", "4x4"),
-    "tpu-v5e-64": ("v5e", "8x8"),
-    "tpu-v5p-8": ("v5p", "2x2x1"),  # named by its cores: four chips, each one device
-    "tpu-v6e-8": ("v6e", "2x4"),
-    "gpu-a100x1": ("a100", "1x1"),
-    "gpu-h100x1": ("h100", "1x1"),
-    "gpu-h100x8": ("h100", "1x8"),
-    "gpu-h200x1": ("h200", "1x1"),
-    "gpu-b200x8": ("b200", "1x8"),
+    "tpu-v5e-1": "tpu:v5e:1x1",
+    "tpu-v5e-4": "tpu:v5e:2x2",
+    "tpu-v5e-8": "tpu:v5e:2x4",
+    "tpu-v5e-16": "tpu:v5e:4x4",
+    "tpu-v5e-64": "tpu:v5e:8x8",
+    "tpu-v5p-8": "tpu:v5p:2x2x1",  # named by its cores: four chips, each one device
+    "tpu-v6e-8": "tpu:v6e:2x4",
+    "gpu-a100x1": "gpu:a100:1x1",
+    "gpu-h100x1": "gpu:h100:1x1",
+    "gpu-h100x8": "gpu:h100:1x8",
+    "gpu-h200x1": "gpu:h200:1x1",
+    "gpu-b200x8": "gpu:b200:1x8",
 }
 
 NAMES = tuple(_SLICES)
@@ -206,22 +206,17 @@ def find(name: str) -> Target:
     Raises:
         ConfigError: there is no such target.
     """
-    if name in _SLICES:
-        return _target(name, *_SLICES[name])
-    match = _TOPOLOGY.fullmatch(name)
+    match = _TOPOLOGY.fullmatch(_SLICES.get(name, name))
     if match is None or match[2] not in CHIPS or CHIPS[match[2]].platform != match[1]:
         raise ConfigError(
             f"target: expected one of {', '.join(NAMES)}, or tpu:CHIP:TOPOLOGY or gpu:CHIP:HOSTSxDEVICES of the chips "
             f"{', '.join(CHIPS)}, got {name!r}"
         )
-    return _target(name, match[2], match[3])
-
-
-def _target(name: str, chip: str, topology: str) -> Target:
+    platform, chip, topology = match.groups()
     sizes = [int(size) for size in topology.split("x")]
     devices = math.prod(sizes)
-    if CHIPS[chip].platform == "gpu":
-        if len(sizes) != 2:
-            raise ConfigError(f"target: expected gpu:{chip}:HOSTSxDEVICES, got {name!r}")
-        return Target(name, CHIPS[chip], f"1x{topology}", devices, sizes[1])
-    return Target(name, CHIPS[chip], f"{chip}:{topology}", devices, min(4, devices))
+    if platform == "tpu":
+        return Target(name, CHIPS[chip], f"{chip}:{topology}", devices, min(4, devices))
+    if len(sizes) != 2:
+        raise ConfigError(f"target: expected gpu:{chip}:HOSTSxDEVICES, got {name!r}")
+    return Target(name, CHIPS[chip], f"1x{topology}", devices, sizes[1])

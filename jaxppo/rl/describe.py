@@ -104,15 +104,18 @@ def budget_of(
         prompt_length: tokens of a prompt, padding included.
         evaluated: see `memory.budget`.
     """
+    config = learner.config
     row_shards = learner.parallel.row_shards
+    length = prompt_length + config.sampling.response_length
     return memory.budget(
-        learner.config,
+        config,
         learner.shapes,
         prompt_length,
         row_shards,
-        learner.activation_budget,
-        evaluated,
-        learner.config.batch_size // row_shards // learner.sampling_parts(prompt_length),
+        sampled=config.batch_size // row_shards // learner.sampling_parts(prompt_length),
+        scored=learner.scored_rows(length),
+        parts=learner.micro_batches(length),
+        evaluated=evaluated,
     )
 
 
@@ -125,8 +128,6 @@ def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
         prompt_length: tokens of a prompt, padding included.
     """
     config = learner.config
-    shards = learner.parallel.row_shards
-    length = prompt_length + config.sampling.response_length
     state = jax.eval_shape(learner.init_state, *start)
     reference = jax.eval_shape(learner.reference, state, start.policy)
     prompts = [
@@ -140,7 +141,4 @@ def plan_of(learner: Learner, start: Start, prompt_length: int) -> aot.Plan:
         sizes.tree_bytes(learner.shapes.resident),
         budget=budget_of(learner, prompt_length).by_program(),
         trips=config.sampling.response_length - 1,
-        parts=learner.micro_batches(length),
-        most_parts=config.mini_batch_size // shards,
-        scored=min(config.batch_size // shards, learner.scored_rows(length) or config.batch_size),
     )

@@ -236,25 +236,23 @@ class Learner:
 
     def micro_batches(self, length: int) -> int:
         """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
-        shards = self.parallel.row_shards
-        tensor = self.parallel.sizes[TENSOR]
-        budget = self.activation_budget
-        parts = memory.micro_batches(
-            self.config, self.trained_models, length, shards, budget, tensor
-        )
-        rows = self.config.mini_batch_size // shards
+        rows = self.config.mini_batch_size // self.parallel.row_shards
+        parts = self.config.rl.gradient_accumulation_steps
+        if parts is None:
+            tensor = self.parallel.sizes[TENSOR]
+            at_once = memory.rows_at_once(
+                self.trained_models, length, self.activation_budget, tensor
+            )
+            parts = memory.num_equal_parts(rows, at_once)
         return memory.num_equal_parts(rows, self._learning.rows(rows // parts))
 
-    def scored_rows(self, length: int) -> int | None:
-        """Return how many rows of `length` tokens a device scores at once; None: all."""
-        configured = self.config.rl.local_rollout_forward_batch_size
-        fitting = memory.scored_rows(
-            self.trained_models, length, self.activation_budget, configured
-        )
-        if self._scoring.divisor == 1:
-            return fitting
+    def scored_rows(self, length: int) -> int:
+        """Return how many rows of `length` tokens a device scores at once, as configured or by default."""
         rows = self.config.batch_size // self.parallel.row_shards
-        return self._scoring.rows(min(rows, fitting or rows))
+        at_once = self.config.rl.local_rollout_forward_batch_size
+        if at_once is None:
+            at_once = memory.scored_rows(self.trained_models, length, self.activation_budget)
+        return self._scoring.rows(min(rows, at_once or rows))
 
     def sampling_parts(self, prompt_length: int) -> int:
         """Return into how many parts the prompts of an update are cut, which are sampled one after the other."""
@@ -411,7 +409,6 @@ class Learner:
             rollout: from `generate`.
         """
         length = sequences.input_ids.shape[1]
-        rows = self.config.batch_size // self.parallel.row_shards
         compiled_for = self._scoring.divisor
 
         def score() -> ModelOutputs:
@@ -421,10 +418,7 @@ class Learner:
                 self._compile_scoring()  # how many rows it takes at once is part of the program
             return self._score(state, reference, sequences, rollout)
 
-        def rows_at_once() -> int:
-            return min(rows, self.scored_rows(length) or rows)
-
-        return self._scoring.repeated(score, rows_at_once)
+        return self._scoring.repeated(score, lambda: self.scored_rows(length))
 
     def _score(
         self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout

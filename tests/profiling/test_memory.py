@@ -30,6 +30,7 @@ from jaxppo.types import Sequences, Trajectories
 
 SIZES = {"vocab_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 256}
 NEOX = GPTNeoXConfig(**SIZES, hidden_size=64)
+UNSPLIT = {FSDP: 1, TENSOR: 1}
 LLAMA = partial(LlamaConfig, num_key_value_heads=2, head_dim=16)
 
 
@@ -51,10 +52,10 @@ def shapes_of_params(model):
     return jax.eval_shape(lambda: models.init_params(model, jax.random.key(0)))
 
 
-def make_budget(config, **resident):
+def make_budget(scored=4, parts=1, **resident):
     trained = {"w": np.zeros(100, np.float32)}
-    shapes = memory.RunShapes([NEOX, NEOX], resident, trained, {"policy": trained})
-    return memory.budget(config, shapes, 16, 2)
+    shapes = memory.RunShapes([NEOX, NEOX], resident, trained, {"policy": trained}, UNSPLIT)
+    return memory.budget(CONFIG, shapes, 16, 2, sampled=4, scored=scored, parts=parts)
 
 
 CONFIG = replace(TrainConfig(), batch_size=8, response_length=8)
@@ -70,14 +71,14 @@ def test_what_is_held_is_exact_and_rows_are_split_over_devices_and_micro_batches
     params = shapes_of_params(NEOX)
     state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(ppo.init_state, params))
     arrays = {"value": jax.tree.leaves(state.params["value"]), "o": jax.tree.leaves(state.opt_state)}
-    found = make_budget(CONFIG, **arrays).resident
+    found = make_budget(**arrays).resident
     assert found == {name: sum(array.nbytes for array in leaves) for name, leaves in arrays.items()}
     assert sizes.tree_bytes(state.opt_state) == found["o"] > 2 * sizes.tree_bytes(params)
-    whole = make_budget(CONFIG).stages
+    whole = make_budget().stages
     assert whole["sampling"]["KV cache"] == sizes.kv_cache_bytes(NEOX, 4, 24)
     assert whole["learning"]["gradients"] == 400
     assert whole["learning"]["activations"] == 2 * sizes.activation_bytes(NEOX, 4, 24)
-    parts = make_budget(replace(CONFIG, gradient_accumulation_steps=2, local_rollout_forward_batch_size=1)).stages
+    parts = make_budget(scored=1, parts=2).stages
     assert parts["learning"]["activations"] == whole["learning"]["activations"] / 2
     assert parts["learning"]["gradients"] == 2 * whole["learning"]["gradients"]
     assert parts["scoring"]["activations"] == whole["scoring"]["activations"] / 4
@@ -135,17 +136,26 @@ def test_rows_at_once_fit_the_cache_of_a_cpu(sizes, length, rows):
 
 
 def test_micro_batches_are_the_fewest_equal_ones_that_fit(monkeypatch):
-    config = replace(TrainConfig(), batch_size=24, num_mini_batches=2)
+    config = replace(TrainConfig(), batch_size=24, num_mini_batches=2, total_episodes=48)
     narrow, wide = (GPTNeoXConfig(**SIZES, hidden_size=size) for size in (32, 64))
-    monkeypatch.setattr(memory, "rows_at_once", lambda models, *_: 5 if wide in models else 100)
-    assert memory.micro_batches(config, [narrow], 10, 1) == 1
-    assert memory.micro_batches(config, [narrow, wide], 10, 1) == 3  # 12 rows: 6 are too many, 5 do not divide
-    assert memory.micro_batches(config, [narrow, wide], 10, 2) == 2
-    assert memory.micro_batches(replace(config, gradient_accumulation_steps=1), [wide], 10, 1) == 1
+
+    def micro_batches(value_model, devices=1, **settings):
+        parallel = DataParallel(devices=jax.devices()[:devices])
+        return PPO(replace(config, **settings), narrow, 0, 1, parallel, value_model).micro_batches(10)
+
+    def rows_at_once(models, *_):
+        return 5 if any(model.hidden_size == 64 for model in models) else 100
+
+    monkeypatch.setattr(memory, "rows_at_once", rows_at_once)
+    assert micro_batches(narrow) == 1
+    assert micro_batches(wide) == 3  # 12 rows: 6 are too many, 5 do not divide
+    assert micro_batches(wide, devices=2) == 2
+    assert micro_batches(wide, gradient_accumulation_steps=1) == 1
     assert memory.scored_rows([narrow, wide], 10) == 5
-    assert memory.scored_rows([wide], 10, configured=7) == 7
+    own = PPO(replace(config, local_rollout_forward_batch_size=7), narrow, 0, 1, one_device(), wide)
+    assert own.scored_rows(10) == 7
     monkeypatch.setattr(memory, "rows_at_once", lambda models, *_: None)
-    assert memory.micro_batches(config, [narrow, wide], 10, 1) == 1
+    assert micro_batches(wide) == 1
     assert memory.scored_rows([narrow, wide], 10) is None
 
 
@@ -179,7 +189,7 @@ def test_the_peak_is_that_of_the_greediest_stage_and_measured_of_the_fullest_dev
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("mesh", [{}, {FSDP: 2}, {FSDP: 2, TENSOR: 2}])
+@pytest.mark.parametrize("mesh", [UNSPLIT, {FSDP: 2, TENSOR: 1}, {FSDP: 2, TENSOR: 2}])
 def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, mesh):
     model = models.with_dtype(NEOX, dtype)
     both = dict.fromkeys(("policy", "value"), shapes_of_params(model))
@@ -187,12 +197,13 @@ def test_gradient_checkpointing_keeps_the_inputs_of_layers_and_one_layer(dtype, 
     def learning(on):
         learned = [models.with_checkpointing(model, on)] * 2
         shapes = memory.RunShapes(learned, {}, both, both, mesh)
-        return memory.budget(CONFIG, shapes, 16, 1).stages["learning"]
+        found = memory.budget(CONFIG, shapes, 16, 1, sampled=8, scored=8, parts=1)
+        return found.stages["learning"]
 
     off, on = learning(False), learning(True)
     assert [off["weights"], off["gradients"]] == [on["weights"], on["gradients"]]
-    tensor = mesh.get(TENSOR, 1)
-    rows = CONFIG.mini_batch_size // memory.micro_batches(CONFIG, [model], 24, 1)
+    tensor = mesh[TENSOR]
+    rows = CONFIG.mini_batch_size
     layer, inputs = sizes.layer_bytes(model, rows, 24) // tensor, rows * 24 * 64 * (4 if dtype == "float32" else 2)
     assert [off["activations"], on["activations"]] == [2 * 3 * layer, 2 * (2 * inputs + layer)]
 
@@ -219,7 +230,7 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         ppo = PPO(PUBLISHED, PYTHIA_160M, 0, 1, one_device())
         assert ppo.micro_batches(565) == parts
         if gib is None:
-            assert ppo.activation_budget is None and ppo.scored_rows(565) is None
+            assert ppo.activation_budget is None and ppo.scored_rows(565) == 64
             return
         kept = [
             sum(sizes.activation_bytes(m, 64 // n, 565) for m in ppo.trained_models)
@@ -228,7 +239,7 @@ def test_accelerators_take_as_many_rows_as_leave_a_fifth_of_them_free(gib, parts
         assert parts == 64 or kept[0] <= ppo.activation_budget
         assert parts == 1 or kept[1] > ppo.activation_budget
         assert ppo.activation_budget < 0.8 * gib * 2**30
-        assert ppo.scored_rows(565) == max(1, ppo.activation_budget // sizes.layer_bytes(ppo.model, 1, 565))
+        assert ppo.scored_rows(565) == min(64, ppo.activation_budget // sizes.layer_bytes(ppo.model, 1, 565))
         own = PPO(replace(PUBLISHED, gradient_accumulation_steps=32), PYTHIA_160M, 0, 1, ppo.parallel)
         assert own.micro_batches(565) == 32
 
@@ -324,8 +335,9 @@ def test_learning_is_estimated_within_a_factor_of_2(family, hidden_size, batch_s
     learned = [trunk] if config.value_model == "shared" else [trunk, trunk]
     params = shapes_of_params(model)
     trained = {name: params for name, _ in zip(("policy", "value"), learned, strict=False)}
-    shapes = memory.RunShapes(learned, {}, trained, trained)
-    stage = memory.budget(config, shapes, prompt_length, 1).stages["learning"]
+    shapes = memory.RunShapes(learned, {}, trained, trained, UNSPLIT)
+    parts = PPO(config, model, 0, 1, one_device()).micro_batches(prompt_length + 64)
+    stage = memory.budget(config, shapes, prompt_length, 1, sampled=1, scored=1, parts=parts).stages["learning"]
     found = reserved(config, model, prompt_length)
     assert found / 2 < stage["activations"] < found * 2
     assert found / 2 < sum(stage.values()) < found * 2
