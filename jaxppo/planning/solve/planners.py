@@ -31,35 +31,23 @@ class Planner(NamedTuple):
         arguments: what the class is called with.
         optimal: whether its plans are proven shortest (cheapest, where the problem has a metric).
         package: the wheel it comes from, whose version is recorded; None for what this package has itself.
-        extra: the extra of jaxppo that installs it.
-        licence: of the planner.
     """
 
     engine: str
     arguments: tuple[Any, ...] = ()
     optimal: bool = False
     package: str | None = None
-    extra: str | None = None
-    licence: str = "Apache-2.0"
 
 
-# Named, not imported: engines are made in planner
-# processes, and some of their packages are slow or missing.
+# Named, not imported: engines are made in planner processes.
 _BUILTIN = "jaxppo.planning.solve.engines:Builtin"
-_UNIFIED = "jaxppo.planning.solve.engines:Unified"
 _DOWNWARD = "jaxppo.planning.solve.fast_downward:FastDownward"
-# Wheel, extra and licence.
-_ARIES = ("up-aries", "planners", "MIT")
-_FAST_DOWNWARD = ("up-fast-downward", "planners-gpl", "GPL-3.0")
-_PYPERPLAN = ("up-pyperplan", "planners-gpl", "GPL-3.0")
+_DOWNWARD_WHEEL = "up-fast-downward"
 PLANNERS = {
     "builtin": Planner(_BUILTIN),
     "builtin-optimal": Planner(_BUILTIN, (True,), True),
-    "aries": Planner(_UNIFIED, ("aries",), False, *_ARIES),
-    "fast-downward": Planner(_DOWNWARD, (), False, *_FAST_DOWNWARD),
-    "fast-downward-optimal": Planner(_DOWNWARD, (True,), True, *_FAST_DOWNWARD),
-    "pyperplan": Planner(_UNIFIED, ("pyperplan",), False, *_PYPERPLAN),
-    "pyperplan-optimal": Planner(_UNIFIED, ("pyperplan-opt", True), True, *_PYPERPLAN),
+    "fast-downward": Planner(_DOWNWARD, (), False, _DOWNWARD_WHEEL),
+    "fast-downward-optimal": Planner(_DOWNWARD, (True,), True, _DOWNWARD_WHEEL),
 }
 
 
@@ -107,7 +95,7 @@ def planner_version(name: str) -> str:
     try:
         return f"{name} {importlib.metadata.version(planner.package)}"
     except importlib.metadata.PackageNotFoundError:
-        fix = f"pip install 'jaxppo[{planner.extra}]' (brings {planner.package}, under {planner.licence})"
+        fix = f"pip install 'jaxppo[planners-gpl]' (brings {planner.package}, under GPL-3.0)"
         raise ConfigError(
             f"planner: expected an installed planner, got '{name}'; {fix}, or use builtin"
         ) from None
