@@ -30,7 +30,12 @@ from jaxppo.planning.datasets.terminal import ProgressBar, Terminal
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.solve.planners import PlanTask, planner_version
-from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
+from jaxppo.planning.transform.renaming import (
+    OBFUSCATION_STYLES,
+    choose_words,
+    rename_plan,
+    rename_words,
+)
 
 LICENCE = "apache-2.0"
 """Of the rows; a planner's own licence is that of its program and does not pass to its plans."""
@@ -258,11 +263,12 @@ def _rows(
                 split_rows.extend(
                     renamed_rows(row, spec.domain.pools, config.n_renamings, spec.seed)
                 )
-    styles = OBFUSCATION_STYLES if config.obfuscation == "both" else (config.obfuscation,)
     for name in config.domains:
         test_rows = [row for row in rows.get("test", []) if row["domain"] == name]
         if test_rows:
-            words[name] = {style: _obfuscation(name, style, config.seed) for style in styles}
+            words[name] = {
+                style: _obfuscation(name, style, config.seed) for style in OBFUSCATION_STYLES
+            }
             rows.setdefault("test_obfuscated", []).extend(_obfuscated_rows(test_rows, words[name]))
     return rows, words
 
@@ -285,33 +291,27 @@ def _row(spec: SplitSpec, number: int, attempt: Attempt, prompt_style: str) -> R
 
 def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
     """Choose other words for all that the problems of a domain may say."""
-    # A problem that names every object of the pools:
-    # so one mapping serves all problems of the domain.
+    # Every object of the pools: so one mapping serves all problems of the domain.
     domain = DOMAINS[name]
-    objects = " ".join(sorted(set(chain.from_iterable(domain.pools.values()))))
-    everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"
+    objects = sorted(set(chain.from_iterable(domain.pools.values())))
     rng = random.Random(f"{name}/{style}/{seed}")
-    return dict(obfuscate(domain.pddl, everything, (), style, rng=rng).mapping)
+    return choose_words(domain.pddl, [PROBLEM_NAME, *objects], style, rng)
 
 
 def _obfuscated_rows(
     rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Row]:
-    """Yield the same problems and plans in other words; several styles take turns."""
+    """Yield the same problems and plans in other words; the styles take turns."""
     for number, row in enumerate(rows):
         style = list(mappings)[number % len(mappings)]
-        plan = tuple(map(parse_action, row["reference_plan"]))
-        rng = random.Random(row["id"])
-        obfuscated = obfuscate(
-            row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, mapping=mappings[style]
-        )
+        mapping = mappings[style]
         yield make_row(
             id=row["id"].replace("-test-", "-test_obfuscated-"),
             domain=row["domain"],
             split="test_obfuscated",
-            domain_pddl=obfuscated.domain_pddl,
-            problem_pddl=obfuscated.problem_pddl,
-            plans=[obfuscated.plan],
+            domain_pddl=rename_words(row["domain_pddl"], mapping),
+            problem_pddl=rename_words(row["problem_pddl"], mapping),
+            plans=[rename_plan(map(parse_action, row["reference_plan"]), mapping)],
             prompt_style=row["prompt_style"],
             planner=row["planner"],
             obfuscation=style,
