@@ -114,47 +114,44 @@ def _check(config: BuildConfig) -> None:
 
 
 def _fill_splits(config: BuildConfig, terminal: Terminal) -> list[SplitBuilder]:
-    """Draw and solve in rounds until every split is full or given up.
+    """Draw and solve until every split is full or given up.
 
-    Each round draws some candidates for every split that wants more rows, and solves all of them at once, so that the
-    planners' processes are busy. The splits test_longer and test_larger of a domain begin when its other splits are
-    done: their bounds on objects, and the problems that they may not have, depend on the rows of those.
+    The splits test_longer and test_larger come last: their bounds on objects, and the problems that they may not have,
+    depend on the rows of their domain's other splits.
     """
     builders = [SplitBuilder(spec) for spec in _first_specs(config)]
-    waiting_domains = list(config.domains) if config.n_test else []
+    later_domains = config.domains if config.n_test else ()
     total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(
-        waiting_domains
+        later_domains
     )
     terminal.print(
         f"{total} rows wanted, into {config.output_dir}; after a stop, run the same command again"
     )
-    # The first draws come before the bar, which estimates the time left from when it begins.
-    batch = _next_batch(config, waiting_domains, builders)
     with terminal.progress(total, "build", unit="row") as progress:
-        while batch:
-            _solve(config, batch, builders, progress)
-            batch = _next_batch(config, waiting_domains, builders)
-    # Rows come in the order of the settings, and not in that in which splits became full.
+        _fill(config, builders, progress)
+        later_specs: list[SplitSpec] = []
+        for name in later_domains:
+            later_specs += _later_specs(config, name, builders)
+        builders += map(SplitBuilder, later_specs)
+        _fill(config, builders, progress)
+    # Rows come in the order of the settings, domain by domain.
     order = [*config.domains, *config.unseen_domains]
     return sorted(builders, key=lambda builder: order.index(builder.spec.domain.name))
 
 
-def _next_batch(
-    config: BuildConfig, waiting_domains: list[str], builders: list[SplitBuilder]
-) -> list[tuple[SplitBuilder, Candidate]]:
-    """Draw candidates for splits that want more rows; adds the later splits of domains whose first ones are done."""
+def _fill(config: BuildConfig, builders: Sequence[SplitBuilder], progress: ProgressBar) -> None:
+    """Draw candidates for every split that wants more rows, and solve them at once, round after round.
+
+    All splits take part in a round, so that the planners' processes are busy.
+    """
     while True:
-        for name in list(waiting_domains):
-            if not any(builder.is_open for builder in builders if builder.spec.domain.name == name):
-                waiting_domains.remove(name)
-                builders.extend(map(SplitBuilder, _later_specs(config, name, builders)))
-        batch = []
+        batch: list[tuple[SplitBuilder, Candidate]] = []
         for builder in builders:
             if builder.is_open:
                 batch += [(builder, candidate) for candidate in builder.draw()]
-        # Drawing may have closed the last open split of a waiting domain.
-        if batch or not waiting_domains:
-            return batch
+        if not batch:
+            return
+        _solve(config, batch, builders, progress)
 
 
 def _first_specs(config: BuildConfig) -> Iterator[SplitSpec]:
