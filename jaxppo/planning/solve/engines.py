@@ -22,7 +22,7 @@ Engine = Callable[[str, str], PlannerAnswer]
 class Builtin:
     """The search of this package."""
 
-    def __init__(self, optimal: bool = False):
+    def __init__(self, optimal: bool):
         self._optimal = optimal
 
     def __call__(self, domain_pddl: str, problem_pddl: str) -> PlannerAnswer:
