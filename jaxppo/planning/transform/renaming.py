@@ -15,7 +15,7 @@ from jaxppo.errors import ConfigError, PddlError
 from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import BEYOND, RESERVED, ROOT_TYPE, TOTAL_COST, TOTAL_TIME
-from jaxppo.planning.language.sexpr import Node, read_form, show
+from jaxppo.planning.language.sexpr import Node, read_form, show, write_node
 from jaxppo.planning.transform.deceptive_words import NOUNS, STATES, VERBS
 
 OBFUSCATION_STYLES = ("random", "deceptive")
@@ -301,30 +301,26 @@ def _last_values(facts: Iterable[Node]) -> list[Node]:
     for number, fact in enumerate(facts):
         match fact:
             case ["=", function, *_]:
-                last_facts[_write(function)] = fact
+                last_facts[write_node(function)] = fact
             case _:
                 last_facts[str(number)] = fact
     return list(last_facts.values())
 
 
-def _write(node: Node) -> str:
-    return node if isinstance(node, str) else f"({' '.join(map(_write, node))})"
-
-
 def write_definition(form: Node) -> str:
     """Write one line for each section, and for each part of an action."""
     define, name, *sections = form
-    lines = [f"({_write(define)} {_write(name)}", *map(_write_section, sections)]
+    lines = [f"({write_node(define)} {write_node(name)}", *map(_write_section, sections)]
     return "\n  ".join(lines) + ")\n"
 
 
 def _write_section(section: Node) -> str:
     match section:
         case [":action", name, *parts]:
-            lines = [f"(:action {_write(name)}"]
+            lines = [f"(:action {write_node(name)}"]
             keys = parts[::2]
             values = parts[1::2]
             for key, value in zip(keys, values, strict=True):
-                lines.append(f"{_write(key)} {_write(value)}")
+                lines.append(f"{write_node(key)} {write_node(value)}")
             return "\n    ".join(lines) + ")"
-    return _write(section)
+    return write_node(section)
