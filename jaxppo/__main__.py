@@ -18,7 +18,6 @@ COMMANDS = {
     "reward_server": "a reward function for other machines, over HTTP",
     "planning": "one plan judged, one problem solved; data sets: build, import, inspect, push",
     "toys": "small models and data sets for recipes without a network",
-    "config": "every setting of every command, as a page of Markdown",
     "metrics": "every metric explained, as a page of Markdown",
     "doctor": "what is installed, whether it works, and what to install",
 }

@@ -128,7 +128,7 @@ def _training_rows(
         raise ConfigError("assistant_only_loss: expected False without a chat template, got True")
     if config.is_endless:
         stream = data.stream_of(config.data, "train", config.augmented)
-        batches = StreamAhead(stream, config.batch_size, workers=1).batch
+        batches = StreamAhead(stream, config.batch_size).batch
         source = "an endless stream"
     else:
         fitting = data.without_overlong(tokenizer, rows, config.data, template)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from jaxppo.config import ReportConfig
-from jaxppo.config.__main__ import COMMANDS
 from jaxppo.config.sources import parse_cli, parse_flags
 from jaxppo.planning.datasets.config import InspectConfig, PushConfig, SolveConfig, ValidateConfig
 from tests import ROOT
 from tests.one_layer import ONE_LAYER
 from tests.pages import Block, blocks, source
 
+COMMANDS = runpy.run_path(str(ROOT / "docs" / "make_configuration.py"))["COMMANDS"]
 PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
 
 # The pages are made shorter by flags after those of the page, by a model of one layer where the page takes the

@@ -24,7 +24,6 @@ import pytest
 import yaml
 
 from jaxppo import hf, models
-from jaxppo.config.__main__ import COMMANDS
 from jaxppo.config.old_settings import OLD_SETTINGS
 from jaxppo.config.sources import fields_of, parse_cli, setting_names
 from jaxppo.data import word_tokenizer
@@ -34,7 +33,7 @@ from jaxppo.planning import parse_domain
 from jaxppo.rl.step import train_step
 from jaxppo.run import metrics
 from tests import ROOT
-from tests.newcomer import OTHER_FLAGS, PAGES, REPLACED, Newcomer, check_command
+from tests.newcomer import COMMANDS, OTHER_FLAGS, PAGES, REPLACED, Newcomer, check_command
 from tests.pages import FENCE, Block, blocks, commands_of, source
 
 TRANSCRIPTS = ["docs/own_reward.md", "docs/own_domain.md", "docs/judge_plans.md"]

@@ -197,6 +197,9 @@ OLD_SETTINGS: dict[str, OldSetting] = {
         "--planner with an optimal planner makes the reference plans themselves optimal"
     ),
     "obfuscated_domains": OldSetting("all of --domains are obfuscated"),
+    "obfuscation": OldSetting(
+        "half of the rows have each style, which their column `obfuscation` names", ("both",)
+    ),
     "file_format": OldSetting("splits are JSON lines, which `datasets` reads", ("jsonl",)),
     "plans": OldSetting(
         "results of planners are kept in output_dir/plans.jsonl",

@@ -10,11 +10,12 @@ from typing import Any
 
 REDACTED = "<redacted>"
 
+# Not every name with `key` or `token`: a configuration of a model may have any such name,
+# and is written into the folder of a trained model.
 _NAME = r"""(?:
     [\w.-]*? (?:
-        (?:access|account|anthropic|api|encryption|master|openai|private|secret|signing|wandb)[_-]?key
-        | (?:access|api|auth|bearer|git(?:hub|lab)|hf|hub|hugging_?face|private|refresh|secret|security|session|wandb)
-          [_-]?token
+        (?:access|account|anthropic|api|auth|bearer|encryption|git(?:hub|lab)|hf|hub|hugging_?face|master|openai|private
+            |refresh|secret|security|session|signing|wandb) [_-]? (?:key|token)
         | authorization | cookie | credential | passphrase | passwd | password | secret | signature
     )
     | (?:[\w-]+\.)* (?:pwd|token)
@@ -23,12 +24,12 @@ _VALUE = r"""(?P<value> "(?:[^"\\\n]|\\.)*" | '[^'\n]*' | (?![\[{(])[^\s"'&,;)}\
 _FLAGS = re.IGNORECASE | re.VERBOSE
 
 _SECRET_NAME = re.compile(rf"-{{0,2}}{_NAME}", _FLAGS)
-_FLAG_WITH_VALUE = re.compile(rf"(?P<before>-{{0,2}}{_NAME}=)(?P<value>.+)", _FLAGS | re.DOTALL)
 _IN_TEXT = (
     re.compile(r"(?P<before>)(?P<value>hf_[A-Za-z0-9]{16,})"),
     # The user of a web address is a secret, too; that of `ssh://git@host` is not.
-    re.compile(r"""(?P<before>https?://)(?P<value>[^\s/?#"']+)(?=@)""", re.IGNORECASE),
-    re.compile(r"""(?P<before>://)(?P<value>[^\s/?#"'@:]*:[^\s/?#"'@]+)(?=@)"""),
+    re.compile(
+        r"""(?P<before> https?:// | ://(?=[^\s/?#"'@:]*:) ) (?P<value>[^\s/?#"']+) (?=@)""", _FLAGS
+    ),
     re.compile(rf"(?P<before>authorization:[ ]*(?:\w+[ ]+)?){_VALUE}", _FLAGS),
     re.compile(r"(?P<before>\bBearer\s+)(?P<value>[\w.~+/=-]{16,})", re.IGNORECASE),
     # `name=value`, `name = "value"` and JSON's `"name": value`.
@@ -44,72 +45,54 @@ _NO_SECRET = re.compile(
 )
 
 
-def redact(value: Any) -> Any:
+def redact(value: Any, name: Any = None) -> Any:
     """Replace every secret in text, or in nested dictionaries, lists and tuples, by `<redacted>`.
 
-    All else stays as it is, and redacting twice changes nothing more. In a list, a word is also taken as the value of
-    the flag before it.
+    All else stays as it is, and redacting twice changes nothing more.
 
     Args:
         value: anything; what is neither text nor a collection is returned unchanged.
+        name: what it stands under; all texts under a secret name are secrets.
 
     Returns:
         The same, as copies of the collections.
     """
+    is_secret = _is_secret_name(name)
     if isinstance(value, str):
-        return _redact_text(value)
+        if is_secret:
+            return value if _NO_SECRET.fullmatch(value) else REDACTED
+        for pattern in _IN_TEXT:
+            value = pattern.sub(_without_value, value)
+        return value
     if isinstance(value, dict):
-        return {redact(key): _redact_named(key, item) for key, item in value.items()}
-    # A named tuple takes its items one by one
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*_redact_words(value))
+        return {
+            redact(key): redact(item, name if is_secret else key) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return type(value)(_redact_words(value))
+        return type(value)([redact(item, name) for item in value])
     return value
 
 
 def redact_command(argv: list[str]) -> str:
     """Return a command line, quoted for a shell, without its secrets (`--api_key X` and `--api_key=X` included)."""
-    return shlex.join(redact([str(word) for word in argv]))
-
-
-def _redact_named(name: Any, value: Any) -> Any:
-    """Hide what stands under a secret name: any text, and collections of texts."""
-    if not (isinstance(name, str) and _SECRET_NAME.fullmatch(name)):
-        return redact(value)
-    if isinstance(value, str):
-        return value if _NO_SECRET.fullmatch(value) else REDACTED
-    if isinstance(value, dict):
-        return {key: _redact_named(name, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redact_named(name, item) for item in value]
-    return value
-
-
-def _redact_words(words: list[Any] | tuple[Any, ...]) -> list[Any]:
-    """Redact the items of a list, which may be a command line."""
-    redacted = []
+    words = []
     flag = None
-    for word in words:
-        if not isinstance(word, str):
-            redacted.append(redact(word))
-            continue
-        if word.startswith("-"):
+    for word in argv:
+        name, _, value = word.partition("=")
+        is_flag = word.startswith("-")
+        if is_flag:
             flag = word
-        elif flag is not None:
-            redacted.append(_redact_named(flag, word))
-            continue
-        # A whole word `--api_key=a b` has its secret up to the
-        # end; in a text, the secret ends at the first space.
-        match = _FLAG_WITH_VALUE.fullmatch(word)
-        redacted.append(_without_value(match) if match else redact(word))
-    return redacted
+        if value and _is_secret_name(name):
+            # A whole word `--api_key=a b` has its secret up to
+            # the end; in a text, the secret ends at the first space.
+            words.append(f"{name}={redact(value, name)}")
+        else:
+            words.append(redact(word, None if is_flag else flag))
+    return shlex.join(words)
 
 
-def _redact_text(text: str) -> str:
-    for pattern in _IN_TEXT:
-        text = pattern.sub(_without_value, text)
-    return text
+def _is_secret_name(name: Any) -> bool:
+    return isinstance(name, str) and _SECRET_NAME.fullmatch(name) is not None
 
 
 def _without_value(match: re.Match[str]) -> str:

@@ -229,11 +229,11 @@ def read_rows(
     if is_read_here:
         rows = dataset_files.read_split(name, split, columns, convert)
     else:
-        rows = []
-        for number, row in enumerate(library_table(name, split, configuration)):
-            location = f"{name}, split {split}, row {number}"
-            converted = row if convert is None else convert(row, location)
-            rows.append(datasets.checked_row(converted, location, columns, source=row))
+        located_rows = (
+            (row, f"{name}, split {split}, row {number}")
+            for number, row in enumerate(library_table(name, split, configuration))
+        )
+        rows = dataset_files.checked_rows(located_rows, columns, convert)
     if not rows:
         raise DataError(f"{dataset}, split {split}: expected at least one row, got none")
     return rows

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxppo.config import require
 from jaxppo.config.sources import parse_cli, parse_flags
 from jaxppo.errors import (
     ConfigError,
@@ -110,8 +109,6 @@ def solve(arguments: list[str]) -> None:
     # An unknown planner passes here: `find_plans` names those that exist.
     if config.optimal and planner in PLANNERS and not PLANNERS[planner].optimal:
         planner = f"{planner}-optimal"
-        requirement = f"a planner that has a way to shortest plans, not {config.planner}"
-        require(planner in PLANNERS, "optimal", requirement, True)
     task = PlanTask(config.problem, domain, problem)
     (result,) = find_plans([task], planner=planner, timeout_s=config.planner_timeout_s, workers=1)
     if result.plan is None:

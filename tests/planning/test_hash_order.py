@@ -9,13 +9,13 @@ from tests import ROOT
 SCRIPT = """
 import random
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
+from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, choose_words
 
 rng = random.Random(1)
 for name, module in DOMAINS.items():
     text = module.generate_problem(4, rng, name)
     for style in OBFUSCATION_STYLES:
-        print(obfuscate(module.pddl, text, [], style, rng=rng))
+        print(text, choose_words(module.pddl, module.names, style, rng))
 """
 
 

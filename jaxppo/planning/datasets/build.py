@@ -30,7 +30,12 @@ from jaxppo.planning.datasets.terminal import ProgressBar, Terminal
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.language.plans import parse_action
 from jaxppo.planning.solve.planners import PlanTask, planner_version
-from jaxppo.planning.transform.renaming import OBFUSCATION_STYLES, obfuscate
+from jaxppo.planning.transform.renaming import (
+    OBFUSCATION_STYLES,
+    choose_words,
+    rename_plan,
+    rename_words,
+)
 
 LICENCE = "apache-2.0"
 """Of the rows; a planner's own licence is that of its program and does not pass to its plans."""
@@ -109,47 +114,44 @@ def _check(config: BuildConfig) -> None:
 
 
 def _fill_splits(config: BuildConfig, terminal: Terminal) -> list[SplitBuilder]:
-    """Draw and solve in rounds until every split is full or given up.
+    """Draw and solve until every split is full or given up.
 
-    Each round draws some candidates for every split that wants more rows, and solves all of them at once, so that the
-    planners' processes are busy. The splits test_longer and test_larger of a domain begin when its other splits are
-    done: their bounds on objects, and the problems that they may not have, depend on the rows of those.
+    The splits test_longer and test_larger come last: their bounds on objects, and the problems that they may not have,
+    depend on the rows of their domain's other splits.
     """
     builders = [SplitBuilder(spec) for spec in _first_specs(config)]
-    waiting_domains = list(config.domains) if config.n_test else []
+    later_domains = config.domains if config.n_test else ()
     total = sum(builder.spec.n_rows for builder in builders) + 2 * config.n_test * len(
-        waiting_domains
+        later_domains
     )
     terminal.print(
         f"{total} rows wanted, into {config.output_dir}; after a stop, run the same command again"
     )
-    # The first draws come before the bar, which estimates the time left from when it begins.
-    batch = _next_batch(config, waiting_domains, builders)
     with terminal.progress(total, "build", unit="row") as progress:
-        while batch:
-            _solve(config, batch, builders, progress)
-            batch = _next_batch(config, waiting_domains, builders)
-    # Rows come in the order of the settings, and not in that in which splits became full.
+        _fill(config, builders, progress)
+        later_specs: list[SplitSpec] = []
+        for name in later_domains:
+            later_specs += _later_specs(config, name, builders)
+        builders += map(SplitBuilder, later_specs)
+        _fill(config, builders, progress)
+    # Rows come in the order of the settings, domain by domain.
     order = [*config.domains, *config.unseen_domains]
     return sorted(builders, key=lambda builder: order.index(builder.spec.domain.name))
 
 
-def _next_batch(
-    config: BuildConfig, waiting_domains: list[str], builders: list[SplitBuilder]
-) -> list[tuple[SplitBuilder, Candidate]]:
-    """Draw candidates for splits that want more rows; adds the later splits of domains whose first ones are done."""
+def _fill(config: BuildConfig, builders: Sequence[SplitBuilder], progress: ProgressBar) -> None:
+    """Draw candidates for every split that wants more rows, and solve them at once, round after round.
+
+    All splits take part in a round, so that the planners' processes are busy.
+    """
     while True:
-        for name in list(waiting_domains):
-            if not any(builder.is_open for builder in builders if builder.spec.domain.name == name):
-                waiting_domains.remove(name)
-                builders.extend(map(SplitBuilder, _later_specs(config, name, builders)))
-        batch = []
+        batch: list[tuple[SplitBuilder, Candidate]] = []
         for builder in builders:
             if builder.is_open:
                 batch += [(builder, candidate) for candidate in builder.draw()]
-        # Drawing may have closed the last open split of a waiting domain.
-        if batch or not waiting_domains:
-            return batch
+        if not batch:
+            return
+        _solve(config, batch, builders, progress)
 
 
 def _first_specs(config: BuildConfig) -> Iterator[SplitSpec]:
@@ -258,11 +260,12 @@ def _rows(
                 split_rows.extend(
                     renamed_rows(row, spec.domain.pools, config.n_renamings, spec.seed)
                 )
-    styles = OBFUSCATION_STYLES if config.obfuscation == "both" else (config.obfuscation,)
     for name in config.domains:
         test_rows = [row for row in rows.get("test", []) if row["domain"] == name]
         if test_rows:
-            words[name] = {style: _obfuscation(name, style, config.seed) for style in styles}
+            words[name] = {
+                style: _obfuscation(name, style, config.seed) for style in OBFUSCATION_STYLES
+            }
             rows.setdefault("test_obfuscated", []).extend(_obfuscated_rows(test_rows, words[name]))
     return rows, words
 
@@ -285,33 +288,27 @@ def _row(spec: SplitSpec, number: int, attempt: Attempt, prompt_style: str) -> R
 
 def _obfuscation(name: str, style: str, seed: int) -> dict[str, str]:
     """Choose other words for all that the problems of a domain may say."""
-    # A problem that names every object of the pools:
-    # so one mapping serves all problems of the domain.
+    # Every object of the pools: so one mapping serves all problems of the domain.
     domain = DOMAINS[name]
-    objects = " ".join(sorted(set(chain.from_iterable(domain.pools.values()))))
-    everything = f"(define (problem {PROBLEM_NAME}) (:domain {name}) (:objects {objects}) (:init) (:goal (and)))"
+    objects = sorted(set(chain.from_iterable(domain.pools.values())))
     rng = random.Random(f"{name}/{style}/{seed}")
-    return dict(obfuscate(domain.pddl, everything, (), style, rng=rng).mapping)
+    return choose_words(domain.pddl, [PROBLEM_NAME, *objects], style, rng)
 
 
 def _obfuscated_rows(
     rows: Sequence[Row], mappings: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Row]:
-    """Yield the same problems and plans in other words; several styles take turns."""
+    """Yield the same problems and plans in other words; the styles take turns."""
     for number, row in enumerate(rows):
         style = list(mappings)[number % len(mappings)]
-        plan = tuple(map(parse_action, row["reference_plan"]))
-        rng = random.Random(row["id"])
-        obfuscated = obfuscate(
-            row["domain_pddl"], row["problem_pddl"], plan, style, rng=rng, mapping=mappings[style]
-        )
+        mapping = mappings[style]
         yield make_row(
             id=row["id"].replace("-test-", "-test_obfuscated-"),
             domain=row["domain"],
             split="test_obfuscated",
-            domain_pddl=obfuscated.domain_pddl,
-            problem_pddl=obfuscated.problem_pddl,
-            plans=[obfuscated.plan],
+            domain_pddl=rename_words(row["domain_pddl"], mapping),
+            problem_pddl=rename_words(row["problem_pddl"], mapping),
+            plans=[rename_plan(map(parse_action, row["reference_plan"]), mapping)],
             prompt_style=row["prompt_style"],
             planner=row["planner"],
             obfuscation=style,

@@ -115,8 +115,6 @@ class BuildConfig:
         name for name, domain in DOMAINS.items() if domain.unseen
     )
     """Domains of the split test_unseen; none of `domains`."""
-    obfuscation: Literal["random", "deceptive", "both"] = "both"
-    """Random strings, or ordinary words that mean something else; both: half of the rows each."""
     n_train: int = 200
     """Rows of train for each domain; 0 for a data set without this split."""
     n_rl: int = 50

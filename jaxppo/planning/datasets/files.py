@@ -148,7 +148,7 @@ def read_split(
         DataError: no file can be read, or a row does not have every one of the columns in the right type.
     """
     path = _split_path(Path(folder), split)
-    return _checked_rows(rows_of_file(path), columns, convert)
+    return checked_rows(rows_of_file(path), columns, convert)
 
 
 def files_of_split(folder: Path, split: str) -> list[Path]:
@@ -254,12 +254,13 @@ def read_jsonl(path: Path | str) -> list[Row]:
     Raises:
         DataError: the file cannot be read, or a line is not such a row.
     """
-    return _checked_rows(_jsonl_rows(Path(path)), COLUMNS, None)
+    return checked_rows(_jsonl_rows(Path(path)), COLUMNS, None)
 
 
-def _checked_rows(
+def checked_rows(
     located_rows: Iterable[tuple[Row, str]], columns: Mapping[str, type], convert: Convert | None
 ) -> list[Row]:
+    """Convert and check rows, each of which comes with what names it in errors; see `read_split`."""
     rows = []
     for row, location in located_rows:
         converted = row if convert is None else convert(row, location)
@@ -356,13 +357,17 @@ def _feature(values: Iterable[Any], name: str) -> Any:
     )
 
 
-def read_text(path: Path, max_bytes: int | None = None) -> str:
+def read_text(path: Path) -> str:
     r"""Read a text file, with `\n` at the end of every line.
 
     Raises:
-        DataError: the file cannot be read, has more bytes, or is not UTF-8.
+        DataError: the file cannot be read, or is not UTF-8.
     """
-    return _with_plain_line_ends(_decode_utf8(_read_bytes(path, max_bytes), path.name))
+    try:
+        text = _read_bytes(path, None).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.name}: expected a UTF-8 text file, got: {error}") from error
+    return _with_plain_line_ends(text)
 
 
 def read_pddl_text(path: Path, max_bytes: int | None = None) -> str:
@@ -409,13 +414,6 @@ def decode_pddl_text(content: bytes, name: str) -> str:
     except UnicodeDecodeError:
         text = content.decode("latin-1")
     return _with_plain_line_ends(text)
-
-
-def _decode_utf8(content: bytes, name: str) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name}: expected a UTF-8 text file, got: {error}") from error
 
 
 def _with_plain_line_ends(text: str) -> str:

@@ -110,10 +110,7 @@ def _objections(row: Row, split: str) -> Iterator[str]:
     except (JaxppoError, TypeError, ValueError) as error:
         yield str(error)
         return
-    # Data sets of earlier versions may hold conversations
-    # about a problem, which begin with its prompt.
-    is_conversation = bool(row.get("failures")) and row["prompt"].startswith(prompt)
-    if row["prompt"] != prompt and not is_conversation:
+    if row["prompt"] != prompt:
         yield f"prompt: expected the problem in the style {style}, got {row['prompt']!r:.60}"
     if parsed.error is not None or parsed.actions not in plans:
         yield f"completion: expected a reference plan in the style {style}, got {row['completion']!r:.60}"

@@ -1,6 +1,5 @@
 """What splits share: counted from the rows themselves, not from how they were made."""
 
-import random
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from jaxppo.errors import DataError
 from jaxppo.planning.language.parse import parse_domain, parse_problem
 from jaxppo.planning.transform.canonical import canonical_form
-from jaxppo.planning.transform.renaming import inverse, obfuscate
+from jaxppo.planning.transform.renaming import inverse, rename_words
 
 _Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 """Split to its rows."""
@@ -73,11 +72,9 @@ def _plain_form(row: Mapping[str, Any], mappings: Mappings) -> str:
             raise DataError(
                 f"row {row['id']}: expected the words of the obfuscation '{style}', got none"
             )
-        # Every word is in the mapping, so no random one is drawn.
-        rng = random.Random(0)
-        plain = obfuscate(domain_pddl, problem_pddl, (), style, rng=rng, mapping=inverse(mapping))
-        domain_pddl = plain.domain_pddl
-        problem_pddl = plain.problem_pddl
+        plain_words = inverse(mapping)
+        domain_pddl = rename_words(domain_pddl, plain_words)
+        problem_pddl = rename_words(problem_pddl, plain_words)
     return canonical_form(parse_problem(problem_pddl, parse_domain(domain_pddl)))
 
 

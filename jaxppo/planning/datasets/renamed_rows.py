@@ -56,7 +56,6 @@ def renamed_row(
 
     Raises:
         ConfigError: as for `rename_objects`.
-        DataError: the prompt is a conversation, whose plans would keep their names.
     """
     problem_pddl = row["problem_pddl"]
     mapping: dict[str, str] = {}
@@ -84,7 +83,7 @@ def numbered_row(row: Row, rng: random.Random) -> Row:
         rng: decides the order.
 
     Raises:
-        DataError: as for `numbered_problem` and `renamed_row`.
+        DataError: as for `numbered_problem`.
     """
     problem_pddl, mapping = numbered_problem(row, rng)
     return _rewritten_row(row, problem_pddl, mapping)
@@ -132,12 +131,6 @@ def _mentioned_objects(row: Row) -> tuple[list[str], list[str]]:
 
 def _rewritten_row(row: Row, problem_pddl: str, mapping: Mapping[str, str]) -> Row:
     """Return a row with another text of its problem, and its plans in the new names."""
-    # The plans in its prompt have the old names, and only
-    # prompts of a problem alone can be written again.
-    if row.get("failures"):
-        raise DataError(
-            f"row {row['id']}: expected a prompt that can be rewritten, got a conversation (repair rows)"
-        )
     plans = [
         rename_plan(map(parse_action, plan), mapping)
         for plan in reference_plans(row["reference_plan"])

@@ -1,8 +1,8 @@
-"""Rows of a stream, made in advance by other processes.
+"""Rows of a stream, made in advance by another process.
 
-Each process writes every n-th batch to its standard output, one row a line. The pipe is the queue: once it is full, the
-process waits until somebody reads. A row does not depend on the process that makes it. A process whose parent is gone
-cannot write any more, and ends.
+It writes row after row to its standard output, one a line. The pipe is the queue: once it is full, the process waits
+until somebody reads. A row does not depend on the process that makes it. A process whose parent is gone cannot write
+any more, and ends.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count
 from typing import Any
@@ -31,15 +30,12 @@ class StreamAhead:
     Args:
         stream: a checked one.
         batch_size: rows of a batch.
-        workers: processes.
     """
 
-    def __init__(self, stream: Stream, batch_size: int, workers: int):
-        self.stream = stream
-        self.batch_size = batch_size
-        self._n_workers = workers
-        self._processes: list[subprocess.Popen[str]] = []
-        self._first_step = 0
+    def __init__(self, stream: Stream, batch_size: int):
+        self._stream = stream
+        self._batch_size = batch_size
+        self._process: subprocess.Popen[str] | None = None
         self._next_step = 0
         self._finalizer: weakref.finalize | None = None
 
@@ -47,40 +43,39 @@ class StreamAhead:
         """Return rows `step * batch_size ...` with the columns that learning needs.
 
         Raises:
-            DataError: the stream gives none, or a process died.
+            DataError: the stream gives none, or the process died.
         """
-        # The processes are started again for a step out of order, as after a resume.
-        if not self._processes or step != self._next_step:
-            self._start(step)
-        process = self._processes[(step - self._first_step) % self._n_workers]
+        process = self._process
+        # The process is started again for a step out of order, as after a resume.
+        if process is None or step != self._next_step:
+            process = self._start(step)
         self._next_step = step + 1
-        return [_read_row(process) for _ in range(self.batch_size)]
+        return [_read_row(process) for _ in range(self._batch_size)]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the process."""
         if self._finalizer is not None:
             self._finalizer()
-        self._processes = []
+        self._process = None
 
-    def _start(self, step: int) -> None:
+    def _start(self, step: int) -> subprocess.Popen[str]:
         self.close()
-        self._first_step = step
-        for worker in range(self._n_workers):
-            task = (asdict(self.stream), step + worker, self._n_workers, self.batch_size)
-            process = subprocess.Popen(
-                [sys.executable, "-m", __name__, json.dumps(task)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                env=python_environment(),
-                text=True,
-                encoding="utf-8",
-                # A session of its own: Ctrl-C stops a run after its step, which still needs rows.
-                start_new_session=True,
-            )
-            self._processes.append(process)
-        # The processes end with this object, also where nobody
+        task = (asdict(self._stream), step * self._batch_size)
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps(task)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=python_environment(),
+            text=True,
+            encoding="utf-8",
+            # A session of its own: Ctrl-C stops a run after its step, which still needs rows.
+            start_new_session=True,
+        )
+        self._process = process
+        # The process ends with this object, also where nobody
         # closes it; `_end` must not hold a reference to it.
-        self._finalizer = weakref.finalize(self, _end, tuple(self._processes))
+        self._finalizer = weakref.finalize(self, _end, process)
+        return process
 
 
 def _read_row(process: subprocess.Popen[str]) -> Row:
@@ -96,28 +91,24 @@ def _read_row(process: subprocess.Popen[str]) -> Row:
     return row
 
 
-def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        process.kill()
-        assert process.stdout is not None
-        process.stdout.close()
-        process.wait()
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait()
 
 
-def _serve(settings: dict[str, Any], first: int, stride: int, batch_size: int) -> None:
-    """Write batches `first`, `first + stride`, ... until nobody can read them."""
+def _serve(settings: dict[str, Any], first: int) -> None:
+    """Write rows `first`, `first + 1`, ... until nobody can read them."""
     stream = Stream(**settings)
-    for step in count(first, stride):
-        for number in range(step * batch_size, (step + 1) * batch_size):
-            try:
-                row = stream_row(stream, number)
-            except (DataError, PddlError) as error:
-                # The reader raises it, in the process of the run.
-                print(json.dumps({"error": str(error)}), flush=True)
-                return
-            print(json.dumps({name: row[name] for name in _COLUMNS}))
-        # A batch at a time, which the reader waits for as a whole.
-        sys.stdout.flush()
+    for number in count(first):
+        try:
+            row = stream_row(stream, number)
+        except (DataError, PddlError) as error:
+            # The reader raises it, in the process of the run.
+            print(json.dumps({"error": str(error)}), flush=True)
+            return
+        print(json.dumps({name: row[name] for name in _COLUMNS}), flush=True)
 
 
 if __name__ == "__main__":

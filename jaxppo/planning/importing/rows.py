@@ -77,10 +77,6 @@ def _own_problem(row: Row, place: str, file_split: str) -> SourceProblem | Rejec
         return unreadable(
             place, error, str(row.get("id", "")), str(row.get("domain", "")), file_split
         )
-    # Prompts are written anew from the PDDL, and a conversation is more than its PDDL.
-    if row.get("failures"):
-        reason = "a conversation (repair rows): its prompt would be written anew"
-        return Rejected(row["id"], row["domain"], split, place, reason)
     problem = SourceProblem(
         id=row["id"],
         domain=row["domain"],

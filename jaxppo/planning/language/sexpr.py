@@ -113,6 +113,11 @@ def line_of(node: Node) -> int:
     return getattr(node, "line", 1)
 
 
+def write_node(node: Node) -> str:
+    """Write a node on one line."""
+    return node if isinstance(node, str) else f"({' '.join(map(write_node, node))})"
+
+
 def show(node: Node) -> str:
     """Write a node back as short one-line text for a message."""
     if isinstance(node, str):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from jaxppo.planning.language.plans import Action, ParsedPlan, format_action, parse_plan_text
-from jaxppo.planning.language.sexpr import Node, read_form
+from jaxppo.planning.language.sexpr import Node, read_form, write_node
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS, split_words
 
@@ -35,20 +35,14 @@ def render_prompt(domain_pddl: str, problem_pddl: str) -> str:
 @lru_cache(maxsize=256)
 def _domain_text(domain_pddl: str) -> str:
     head, *sections = read_form(domain_pddl, "<domain>")[1:]
-    return _definition(_write(head), sections)
+    return _definition(write_node(head), sections)
 
 
 def _definition(head: str, sections: Iterable[Node]) -> str:
     lines = [f"(define {head}"]
     for section in sections:
-        lines.append(f"  {_write(section)}")
+        lines.append(f"  {write_node(section)}")
     return "\n".join(lines) + ")"
-
-
-def _write(node: Node) -> str:
-    if isinstance(node, str):
-        return node
-    return f"({' '.join(map(_write, node))})"
 
 
 def render_completion(actions: Iterable[Action], _domain_pddl: str) -> str:

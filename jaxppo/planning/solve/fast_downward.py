@@ -39,7 +39,7 @@ _ERROR_STATUS = range(30, 40)  # of the translator or the search: input or usage
 class FastDownward:
     """The program, with one of its configurations: `lama-first`, or A* with LM-cut for optimal plans."""
 
-    def __init__(self, optimal: bool = False):
+    def __init__(self, optimal: bool):
         # Found, not imported: only the program beside it is needed.
         package = importlib.util.find_spec(_PACKAGE)
         if package is None or package.origin is None:

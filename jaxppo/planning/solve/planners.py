@@ -6,17 +6,18 @@ What a planner finds is checked before it counts; what goes wrong is a result wi
 import hashlib
 import importlib.metadata
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxppo.errors import ConfigError, PddlError
 from jaxppo.planning.language.parse import UnsupportedPddlError, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action, format_action
 from jaxppo.planning.solve import search
 from jaxppo.planning.solve.cache import PlanCache, Record
-from jaxppo.planning.solve.engines import PlannerAnswer
+from jaxppo.planning.solve.engines import Builtin, Engine, PlannerAnswer
+from jaxppo.planning.solve.fast_downward import FastDownward
 from jaxppo.planning.solve.process import PlannerProcess
 from jaxppo.planning.subprocesses import wait_for_any
 from jaxppo.planning.validate.val import default_workers
@@ -27,39 +28,21 @@ class Planner(NamedTuple):
     """A way to get plans.
 
     Attributes:
-        engine: `module:class` that makes the engine in its process.
-        arguments: what the class is called with.
+        engine: makes the engine in its process, told whether plans must be optimal.
         optimal: whether its plans are proven shortest (cheapest, where the problem has a metric).
         package: the wheel it comes from, whose version is recorded; None for what this package has itself.
-        extra: the extra of jaxppo that installs it.
-        licence: of the planner.
     """
 
-    engine: str
-    arguments: tuple[Any, ...] = ()
+    engine: Callable[[bool], Engine]
     optimal: bool = False
     package: str | None = None
-    extra: str | None = None
-    licence: str = "Apache-2.0"
 
 
-# Named, not imported: engines are made in planner
-# processes, and some of their packages are slow or missing.
-_BUILTIN = "jaxppo.planning.solve.engines:Builtin"
-_UNIFIED = "jaxppo.planning.solve.engines:Unified"
-_DOWNWARD = "jaxppo.planning.solve.fast_downward:FastDownward"
-# Wheel, extra and licence.
-_ARIES = ("up-aries", "planners", "MIT")
-_FAST_DOWNWARD = ("up-fast-downward", "planners-gpl", "GPL-3.0")
-_PYPERPLAN = ("up-pyperplan", "planners-gpl", "GPL-3.0")
 PLANNERS = {
-    "builtin": Planner(_BUILTIN),
-    "builtin-optimal": Planner(_BUILTIN, (True,), True),
-    "aries": Planner(_UNIFIED, ("aries",), False, *_ARIES),
-    "fast-downward": Planner(_DOWNWARD, (), False, *_FAST_DOWNWARD),
-    "fast-downward-optimal": Planner(_DOWNWARD, (True,), True, *_FAST_DOWNWARD),
-    "pyperplan": Planner(_UNIFIED, ("pyperplan",), False, *_PYPERPLAN),
-    "pyperplan-optimal": Planner(_UNIFIED, ("pyperplan-opt", True), True, *_PYPERPLAN),
+    "builtin": Planner(Builtin),
+    "builtin-optimal": Planner(Builtin, optimal=True),
+    "fast-downward": Planner(FastDownward, package="up-fast-downward"),
+    "fast-downward-optimal": Planner(FastDownward, optimal=True, package="up-fast-downward"),
 }
 
 
@@ -107,7 +90,7 @@ def planner_version(name: str) -> str:
     try:
         return f"{name} {importlib.metadata.version(planner.package)}"
     except importlib.metadata.PackageNotFoundError:
-        fix = f"pip install 'jaxppo[{planner.extra}]' (brings {planner.package}, under {planner.licence})"
+        fix = f"pip install 'jaxppo[planners-gpl]' (brings {planner.package}, under GPL-3.0)"
         raise ConfigError(
             f"planner: expected an installed planner, got '{name}'; {fix}, or use builtin"
         ) from None
@@ -232,7 +215,7 @@ def _results(job: _Job, tasks: Sequence[PlanTask], workers: int) -> Iterator[Pla
             records[key] = record
             return
         if not idle:
-            idle.append(PlannerProcess(job.planner.engine, job.planner.arguments))
+            idle.append(PlannerProcess(job.planner.engine, job.planner.optimal))
         process = idle.pop()
         busy[process] = (key, task)
         process.ask(task.domain_pddl, task.problem_pddl, job.timeout_s)

@@ -5,7 +5,6 @@ words of one that dies. A process whose parent is gone ends itself and its child
 """
 
 import contextlib
-import importlib
 import os
 import queue
 import shutil
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ class PlannerProcess:
     """One process, with one problem at a time.
 
     Args:
-        engine: `module:class` of what makes the engine; modules on the caller's `sys.path` are found.
-        arguments: what the class is called with.
+        make_engine: a class, of a module on the caller's `sys.path`.
+        optimal: what it is called with.
 
     Attributes:
         connection: can be read when `receive` has something to return.
@@ -45,8 +44,7 @@ class PlannerProcess:
         is_alive: whether it can be asked again.
     """
 
-    def __init__(self, engine: str, arguments: Sequence[Any]):
-        self._engine = engine
+    def __init__(self, make_engine: Callable[[bool], Engine], optimal: bool):
         self._folder = tempfile.TemporaryDirectory(
             prefix="jaxppo-planner-", ignore_cleanup_errors=True
         )
@@ -59,7 +57,7 @@ class PlannerProcess:
                 cwd=self._folder.name,
                 env=_environment(self._folder.name),
             )
-        self.connection.send((engine, arguments, self._folder.name))
+        self.connection.send((make_engine, optimal, self._folder.name))
         self.is_alive = True
         self._is_ready = False
 
@@ -92,9 +90,7 @@ class PlannerProcess:
             return PlannerAnswer(None, reason), 0.0
         if isinstance(message, str):
             self.close()
-            raise ConfigError(
-                f"planner: expected a process that makes {self._engine}, got {message}"
-            )
+            raise ConfigError(f"planner: expected one that can be started, got {message}")
         if message is None:
             self._is_ready = True
             self.deadline = time.monotonic() + self._timeout_s
@@ -134,7 +130,7 @@ def _end_reason(code: int, last_words: Path) -> str:
 def _serve(handle: str) -> None:
     """Solve one problem after the other until the connection ends."""
     connection = connection_of(handle)
-    engine_path, arguments, folder = connection.recv()
+    make_engine, optimal, folder = connection.recv()
     requests: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
     # A thread of its own, so that the end of the parent is noticed while a planner works.
     reader = threading.Thread(target=_read, args=(connection, folder, requests), daemon=True)
@@ -145,8 +141,7 @@ def _serve(handle: str) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     # Any error, as engines are others' code; the parent turns it into one of the settings.
     try:
-        module, _, name = engine_path.partition(":")
-        engine = getattr(importlib.import_module(module), name)(*arguments)
+        engine = make_engine(optimal)
     except Exception as error:
         connection.send(_describe(error))
         return

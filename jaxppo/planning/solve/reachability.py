@@ -128,6 +128,7 @@ def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
     for join in joins:
         joins_by_predicate.setdefault(join.trigger[0], []).append(join)
     steps: dict[Action, GroundStep] = {}
+    tried: set[Action] = set()
     queue = [_START, *problem.init_order]
     queued = set(queue)
     # Joined only with facts before it, and with itself:
@@ -139,23 +140,22 @@ def reachable_steps(problem: Problem) -> dict[Action, GroundStep]:
             if binding is None:
                 continue
             for action in reached.complete(join, binding):
-                if action in steps or check_action(problem, action) is not None:
+                if action in tried:
+                    continue
+                tried.add(action)
+                if check_action(problem, action) is not None:
                     continue
                 step = grounder.step(action)
                 _require_strips(problem, action, step)
+                if NEVER in step.true:
+                    continue
                 steps[action] = step
-                # Kept all the same, so that it is not grounded again; it is left out in the end.
-                if NEVER not in step.true:
-                    # Sorted: the order of a set would differ
-                    # between processes, and with it the plan.
-                    new_facts = sorted(step.add - queued)
-                    queued.update(new_facts)
-                    queue.extend(new_facts)
-    possible_steps: dict[Action, GroundStep] = {}
-    for action in sorted(steps):
-        if NEVER not in steps[action].true:
-            possible_steps[action] = steps[action]
-    return possible_steps
+                # Sorted: the order of a set would differ
+                # between processes, and with it the plan.
+                new_facts = sorted(step.add - queued)
+                queued.update(new_facts)
+                queue.extend(new_facts)
+    return {action: steps[action] for action in sorted(steps)}
 
 
 def _require_strips(problem: Problem, action: Action, step: GroundStep) -> None:

@@ -20,6 +20,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from jaxppo.planning.language.conditions import Condition, Literal, write_condition
@@ -58,8 +59,6 @@ class _Structure(NamedTuple):
     facts: tuple[_Fact, ...]
     occurrences: tuple[tuple[_Occurrence, ...], ...]
     """For each object, its facts."""
-    neighbours: tuple[frozenset[int], ...]
-    """For each object, those that share a fact with it, and itself."""
     twins: tuple[int, ...]
     """For each object, the first one that it may change places with while all facts stay the same."""
 
@@ -107,18 +106,11 @@ def _structure(problem: Problem) -> _Structure:
     for condition in dict.fromkeys(problem.conditions):
         facts.append(_goal_fact(condition, index))
     occurrences = _occurrences(facts, len(index))
-    neighbours = []
-    for number, number_occurrences in enumerate(occurrences):
-        numbers = {number}
-        for _, _, arguments in number_occurrences:
-            numbers.update(arguments)
-        neighbours.append(frozenset(numbers))
     return _Structure(
         kinds=tuple(kinds),
         facts=tuple(facts),
         occurrences=occurrences,
-        neighbours=tuple(neighbours),
-        twins=_twins(kinds, occurrences, neighbours),
+        twins=_twins(kinds, occurrences),
     )
 
 
@@ -155,11 +147,7 @@ def _occurrences(facts: Iterable[_Fact], n_objects: int) -> tuple[tuple[_Occurre
     return tuple(map(tuple, occurrences))
 
 
-def _twins(
-    kinds: Sequence[str],
-    occurrences: Sequence[Sequence[_Occurrence]],
-    neighbours: Sequence[Iterable[int]],
-) -> tuple[int, ...]:
+def _twins(kinds: Sequence[str], occurrences: Sequence[Sequence[_Occurrence]]) -> tuple[int, ...]:
     """Find the first twin of each object."""
     orbits = _Orbits(len(kinds))
     # Twins that share no fact: their facts are the same but for
@@ -173,8 +161,8 @@ def _twins(
         places = sorted((label, position) for label, position, _ in facts)
         shapes.append((kind, places))
     # Twins that share a fact, such as the two ends of a road: only neighbours can be such.
-    for number, number_neighbours in enumerate(neighbours):
-        for neighbour in number_neighbours:
+    for number, facts in enumerate(occurrences):
+        for neighbour in set(chain.from_iterable(arguments for _, _, arguments in facts)):
             # Each pair once; and most pairs differ in shape already, which is compared faster than facts.
             if neighbour >= number or shapes[neighbour] != shapes[number]:
                 continue
@@ -199,18 +187,19 @@ def _replace_objects(
 class _Orbits:
     """Sets of objects that symmetries map to each other; each set has the name of its first object.
 
-    Union-find: `_parents` leads from an object to smaller ones of its set, and from the first one to itself.
+    Attributes:
+        parents: union-find: leads from an object to smaller ones of its set, and from the first one to itself.
     """
 
     def __init__(self, n_objects: int):
-        self._parents = list(range(n_objects))
+        self.parents = list(range(n_objects))
 
     def first(self, number: int) -> int:
         """Return the first object of a set."""
-        while self._parents[number] != number:
+        while self.parents[number] != number:
             # Leave out a parent on the way (path halving), so that chains do not grow long.
-            grandparent = self._parents[self._parents[number]]
-            self._parents[number] = grandparent
+            grandparent = self.parents[self.parents[number]]
+            self.parents[number] = grandparent
             number = grandparent
         return number
 
@@ -218,17 +207,13 @@ class _Orbits:
         """Make two sets one."""
         first = self.first(number)
         image_first = self.first(image)
-        self._parents[max(first, image_first)] = min(first, image_first)
+        self.parents[max(first, image_first)] = min(first, image_first)
 
     def join_all(self, images: Iterable[int]) -> None:
         """Join each object with its image."""
         for number, image in enumerate(images):
             if number != image:
                 self.join(number, image)
-
-    def images(self) -> list[int]:
-        """Return for each object one of its set."""
-        return list(self._parents)
 
 
 class _Colouring(NamedTuple):
@@ -315,7 +300,7 @@ class _Search:
             tried.append(number)
             branch_text, _, branch_orbits = self.smallest_text(branch_colouring)
             text = min(text, branch_text)
-            orbits.join_all(branch_orbits.images())
+            orbits.join_all(branch_orbits.parents)
         return text, first_end, orbits
 
     def _first_end(self, colouring: _Colouring) -> list[int]:
@@ -361,10 +346,11 @@ class _Search:
         """Find the members of classes that share facts with objects whose colour has changed, by class."""
         affected: dict[int, set[int]] = defaultdict(set)
         for number in changed:
-            for neighbour in self._structure.neighbours[number]:
-                colour = colouring.colours[neighbour]
-                if colour in colouring.classes:
-                    affected[colour].add(neighbour)
+            for _, _, arguments in self._structure.occurrences[number]:
+                for neighbour in arguments:
+                    colour = colouring.colours[neighbour]
+                    if colour in colouring.classes:
+                        affected[colour].add(neighbour)
         return {colour: sorted(members) for colour, members in affected.items()}
 
     def _refine(self, colouring: _Colouring, affected: dict[int, list[int]]) -> None:

@@ -9,14 +9,13 @@ Source of the two obfuscations: Valmeekam et al., PlanBench, NeurIPS 2023 (Myste
 import random
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, count, permutations
+from itertools import chain, count
 
 from jaxppo.errors import ConfigError, PddlError
 from jaxppo.planning.language.parse import Domain, Problem, parse_domain, parse_problem
 from jaxppo.planning.language.plans import Action
 from jaxppo.planning.language.scope import BEYOND, RESERVED, ROOT_TYPE, TOTAL_COST, TOTAL_TIME
-from jaxppo.planning.language.sexpr import Node, read_form, show
+from jaxppo.planning.language.sexpr import Node, read_form, show, write_node
 from jaxppo.planning.transform.deceptive_words import NOUNS, STATES, VERBS
 
 OBFUSCATION_STYLES = ("random", "deceptive")
@@ -28,23 +27,6 @@ _UNUSABLE = _FIXED | BEYOND
 _SECTIONS_OF_OBJECTS = (":objects", ":init", ":goal", ":metric")
 # 26^8 words: a clash is drawn again, which hardly ever happens.
 _RANDOM_LETTERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Obfuscated:
-    """A domain, a problem and a plan in other words.
-
-    Attributes:
-        domain_pddl: domain text.
-        problem_pddl: problem text.
-        plan: the plan's actions.
-        mapping: old word to new word, for every word of the three; variables (`?x`) are among them.
-    """
-
-    domain_pddl: str
-    problem_pddl: str
-    plan: tuple[Action, ...]
-    mapping: Mapping[str, str]
 
 
 def rename_objects(
@@ -121,64 +103,74 @@ def permute_atoms(problem_pddl: str, rng: random.Random) -> str:
     return write_definition(form)
 
 
-def obfuscate(
-    domain_pddl: str,
-    problem_pddl: str,
-    plan: Sequence[Action],
-    style: str = "random",
-    *,
-    rng: random.Random,
-    mapping: Mapping[str, str] | None = None,
-) -> Obfuscated:
-    """Rename everything that a domain, a problem and a plan name: one word becomes one other word, wherever it stands.
+def choose_words(
+    domain_pddl: str, names: Sequence[str], style: str, rng: random.Random
+) -> dict[str, str]:
+    """Choose another word for each that a domain names, and for further ones; `rename_words` puts them in their place.
 
-    Comments go. A word that is both a type and a predicate, say, stays one word; so the new texts say what the old ones
-    say. Words of the plan that nothing declares are renamed like the others, and stay undeclared.
+    A word that is both a type and a predicate, say, stays one word; so the new texts say what the old ones say.
 
     Args:
         domain_pddl: domain text.
-        problem_pddl: problem text.
-        plan: actions, valid or not.
+        names: what problems of the domain name: their objects, and themselves.
         style: `random` (strings of letters) or `deceptive` (ordinary words, verbs for actions, that do not say what
             they stand for).
         rng: the only source of randomness.
-        mapping: old word to new word, no two of which are the same, to be extended by the words that it lacks: the
-            mapping of another problem of the domain, say, or the `inverse` of an obfuscation, which undoes it.
+
+    Returns:
+        Old word to new word, no two of which are the same; variables (`?x`) are among them.
 
     Raises:
-        PddlError: the domain or the problem cannot be read.
+        PddlError: the domain cannot be read.
     """
-    mapping = dict(mapping or {})
     domain = parse_domain(domain_pddl)
-    problem = parse_problem(problem_pddl, domain)
-    domain_form = read_form(domain_pddl, "<domain>")
-    problem_form = read_form(problem_pddl, "<problem>")
-    plan_words = list(chain.from_iterable(plan))
     # What may be renamed; every other word belongs to PDDL.
-    nameable = _declared_words(domain).union(
-        domain.constants,
-        problem.objects,
-        [domain.name, problem.name],
-        plan_words,
-        _stated_domain(problem_form),
-    )
-    nameable -= _FIXED
-    # In the order of the texts, so that the same texts and `rng` give the same words.
-    occurrences = chain(_words(domain_form), _words(problem_form), plan_words)
-    words = list(dict.fromkeys(occurrences))
-    new_words = []
-    for word in words:
-        if word not in mapping and (word in nameable or word.startswith("?")):
-            new_words.append(word)
+    nameable = _declared_words(domain).union(domain.constants, [domain.name], names) - _FIXED
+    # In the order of the text, so that the same text and `rng` give the same words.
+    words = list(dict.fromkeys([*_words(read_form(domain_pddl, "<domain>")), *names]))
     # No new word may be an old one: that one would have two meanings where it is not renamed.
-    excluded = _UNUSABLE.union(words, mapping, mapping.values())
-    mapping |= _choose_words(new_words, domain, style, excluded, rng)
-    return Obfuscated(
-        domain_pddl=write_definition(_rename_words(domain_form, mapping)),
-        problem_pddl=write_definition(_rename_words(problem_form, mapping)),
-        plan=rename_plan(plan, mapping),
-        mapping=mapping,
-    )
+    excluded = _UNUSABLE.union(words)
+    # Variables become `?v1`, `?v2`, ..., which say nothing.
+    variables = [word for word in words if word.startswith("?")]
+    numbered = (f"?v{number}" for number in count(1))
+    unused_variables = (variable for variable in numbered if variable not in excluded)
+    mapping = dict(zip(variables, unused_variables, strict=False))
+    old_names = [word for word in words if word in nameable]
+    if style == "random":
+        new_names = _random_words(rng, len(old_names), excluded)
+        return mapping | dict(zip(old_names, new_names, strict=True))
+    # Verbs for actions and adjectives for predicates: the new texts read like a domain, of other
+    # things. A word that is both an action and a predicate is one word, a verb.
+    verbs = []
+    states = []
+    nouns = []
+    for name in old_names:
+        if name in domain.actions:
+            verbs.append(name)
+        elif name in domain.predicates:
+            states.append(name)
+        else:
+            nouns.append(name)
+    for group, vocabulary in (
+        (verbs, VERBS),
+        (states, STATES),
+        (nouns, NOUNS),
+    ):
+        order = rng.sample(vocabulary, len(vocabulary))
+        unused_words = (word for word in order if word not in excluded)
+        # The lists have several times the words that any of our domains needs; `next` fails at their end.
+        for name in group:
+            mapping[name] = next(unused_words)
+    return mapping
+
+
+def rename_words(pddl: str, mapping: Mapping[str, str]) -> str:
+    """Rename every word of a domain or a problem that the mapping has, wherever it stands; comments go.
+
+    Raises:
+        PddlError: the text cannot be read.
+    """
+    return write_definition(_rename_words(read_form(pddl, "<pddl>"), mapping))
 
 
 def rename_plan(plan: Iterable[Action], mapping: Mapping[str, str]) -> tuple[Action, ...]:
@@ -204,11 +196,6 @@ def _declared_words(domain: Domain) -> set[str]:
     words.update(domain.functions)
     words.update(domain.actions)
     return words
-
-
-def _stated_domain(problem: Iterable[Node]) -> set[str]:
-    """Return the name under `:domain`, which need not be that of the domain."""
-    return {str(section[1]) for section in problem if section[:1] == [":domain"]}
 
 
 def _words(node: Node) -> Iterator[str]:
@@ -265,50 +252,6 @@ def _random_words(rng: random.Random, n_words: int, excluded: Collection[str]) -
     return list(words)
 
 
-def _choose_words(
-    words: Sequence[str], domain: Domain, style: str, excluded: Collection[str], rng: random.Random
-) -> dict[str, str]:
-    """Choose other words for these; variables become `?v1`, `?v2`, ..., which say nothing."""
-    variables = [word for word in words if word.startswith("?")]
-    names = [word for word in words if not word.startswith("?")]
-    numbered = (f"?v{number}" for number in count(1))
-    unused_variables = (variable for variable in numbered if variable not in excluded)
-    mapping = dict(zip(variables, unused_variables, strict=False))
-    if style == "random":
-        new_names = _random_words(rng, len(names), excluded)
-        return mapping | dict(zip(names, new_names, strict=True))
-    # Verbs for actions and adjectives for predicates: the new texts read like a domain, of other
-    # things. A word that is both an action and a predicate is one word, a verb.
-    verbs = []
-    states = []
-    nouns = []
-    for name in names:
-        if name in domain.actions:
-            verbs.append(name)
-        elif name in domain.predicates:
-            states.append(name)
-        else:
-            nouns.append(name)
-    for group, vocabulary in (
-        (verbs, VERBS),
-        (states, STATES),
-        (nouns, NOUNS),
-    ):
-        new_names = _ordinary_words(vocabulary, excluded, rng)
-        mapping |= dict(zip(group, new_names, strict=False))
-    return mapping
-
-
-def _ordinary_words(
-    vocabulary: Sequence[str], excluded: Collection[str], rng: random.Random
-) -> Iterator[str]:
-    """Yield the words of a list in random order, and then pairs of them (`cloud-fox`)."""
-    # Pairs only where a problem has more names than the list has words.
-    order = rng.sample(vocabulary, len(vocabulary))
-    pairs = (f"{first}-{second}" for first, second in permutations(order, 2))
-    return (word for word in chain(order, pairs) if word not in excluded)
-
-
 def _rename_words(node: Node, mapping: Mapping[str, str]) -> Node:
     """Rename every word that the mapping has, wherever it stands."""
     if isinstance(node, str):
@@ -358,30 +301,26 @@ def _last_values(facts: Iterable[Node]) -> list[Node]:
     for number, fact in enumerate(facts):
         match fact:
             case ["=", function, *_]:
-                last_facts[_write(function)] = fact
+                last_facts[write_node(function)] = fact
             case _:
                 last_facts[str(number)] = fact
     return list(last_facts.values())
 
 
-def _write(node: Node) -> str:
-    return node if isinstance(node, str) else f"({' '.join(map(_write, node))})"
-
-
 def write_definition(form: Node) -> str:
     """Write one line for each section, and for each part of an action."""
     define, name, *sections = form
-    lines = [f"({_write(define)} {_write(name)}", *map(_write_section, sections)]
+    lines = [f"({write_node(define)} {write_node(name)}", *map(_write_section, sections)]
     return "\n  ".join(lines) + ")\n"
 
 
 def _write_section(section: Node) -> str:
     match section:
         case [":action", name, *parts]:
-            lines = [f"(:action {_write(name)}"]
+            lines = [f"(:action {write_node(name)}"]
             keys = parts[::2]
             values = parts[1::2]
             for key, value in zip(keys, values, strict=True):
-                lines.append(f"{_write(key)} {_write(value)}")
+                lines.append(f"{write_node(key)} {write_node(value)}")
             return "\n    ".join(lines) + ")"
-    return _write(section)
+    return write_node(section)

@@ -8,7 +8,7 @@ from jaxppo.errors import DataError
 from jaxppo.planning import canonical_form, parse_action, parse_domain, parse_problem
 from jaxppo.planning.datasets.leaks import find_leaks
 from jaxppo.planning.domains import DOMAINS
-from jaxppo.planning.transform.renaming import obfuscate, permute_atoms, rename_objects
+from jaxppo.planning.transform.renaming import choose_words, permute_atoms, rename_objects, rename_plan, rename_words
 from tests.planning.dataset_rows import row
 
 FERRY = DOMAINS["ferry"]
@@ -39,12 +39,16 @@ def in_other_names(problem_pddl):
 
 
 def in_other_words(original, split="test_obfuscated", style="random"):
-    plan = tuple(map(parse_action, original["reference_plan"]))
-    other = obfuscate(FERRY.pddl, original["problem_pddl"], plan, style, rng=random.Random(1))
+    mapping = choose_words(FERRY.pddl, ["task", *FERRY.names], style, random.Random(1))
     made = ferry_row(
-        split, other.problem_pddl, domain_pddl=other.domain_pddl, plan=other.plan, obfuscation=style, paired_id="x"
+        split,
+        rename_words(original["problem_pddl"], mapping),
+        domain_pddl=rename_words(FERRY.pddl, mapping),
+        plan=rename_plan(map(parse_action, original["reference_plan"]), mapping),
+        obfuscation=style,
+        paired_id="x",
     )
-    return made, {"ferry": {style: other.mapping}}
+    return made, {"ferry": {style: mapping}}
 
 
 @pytest.fixture

@@ -75,4 +75,4 @@ def test_a_status_without_a_plan_and_a_plan_file_that_is_none_are_a_reason(downw
 def test_a_wheel_without_the_program_is_an_error(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FileNotFoundError, match="up_fast_downward"):
-        FastDownward()
+        FastDownward(optimal=False)

@@ -1,5 +1,6 @@
 """Reference plans from planners in processes: order, limits, crashes, checks, and going on after a kill."""
 
+import importlib
 import json
 import math
 import os
@@ -30,10 +31,8 @@ from jaxppo.planning.solve.engines import PlannerAnswer
 from jaxppo.planning.solve.search import solve
 
 class Fake:
-    def __init__(self, folder):
-        self.folder = folder
-        if folder == "broken":
-            raise OSError("no licence file")
+    def __init__(self, optimal):
+        self.folder = os.path.dirname(__file__)
 
     def note(self, file, what):
         with open(os.path.join(self.folder, file), "a") as out:
@@ -65,6 +64,10 @@ class Fake:
         if kind == "wrong":
             return PlannerAnswer((("pick-up", "nobody"),))
         return PlannerAnswer(solve(parsed)[:-1] if kind == "partial" else solve(parsed))
+
+class Broken:
+    def __init__(self, optimal):
+        raise OSError("no licence file")
 """
 
 
@@ -73,7 +76,8 @@ def fake(tmp_path, monkeypatch):
     """The planner above under the name `fake`; returns its folder, with `calls` and `pids`."""
     (tmp_path / "fake_engine.py").write_text(FAKE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(PLANNERS, "fake", Planner("fake_engine:Fake", (str(tmp_path),)))
+    monkeypatch.delitem(sys.modules, "fake_engine", raising=False)
+    monkeypatch.setitem(PLANNERS, "fake", Planner(importlib.import_module("fake_engine").Fake))
     return tmp_path
 
 
@@ -215,9 +219,10 @@ def test_a_record_after_half_a_line_is_not_lost_with_it(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
+from fake_engine import Fake
 from jaxppo.planning.solve.planners import PLANNERS, Planner, PlanTask, find_plans
 folder = Path(sys.argv[1])
-PLANNERS["fake"] = Planner("fake_engine:Fake", (str(folder),))
+PLANNERS["fake"] = Planner(Fake)
 texts = [text.split("\\0") for text in (folder / "tasks").read_text().split("\\1")]
 for result in find_plans([PlanTask(*text) for text in texts], planner="fake", workers=2, cache=folder / "plans.jsonl"):
     print(result.id, flush=True)
@@ -261,8 +266,8 @@ def test_find_plans_abandoned_leaves_no_process(fake):
 
 
 def test_find_plans_engine_that_cannot_be_made_or_is_not_installed(monkeypatch, fake):
-    monkeypatch.setitem(PLANNERS, "fake", Planner("fake_engine:Fake", ("broken",)))
-    with pytest.raises(ConfigError, match=r"planner.*fake_engine:Fake.*no licence file"):
+    monkeypatch.setitem(PLANNERS, "fake", Planner(importlib.import_module("fake_engine").Broken))
+    with pytest.raises(ConfigError, match=r"planner.*no licence file"):
         list(find_plans([task("p")], planner="fake"))
     monkeypatch.setitem(PLANNERS, "fast", PLANNERS["fast-downward"]._replace(package="up-not-installed"))
     with pytest.raises(ConfigError, match=r"planner.*'fast'.*pip install 'jaxppo\[planners-gpl\]'.*GPL-3.0"):

@@ -1,16 +1,30 @@
-"""The page docs/configuration.md, written from the settings themselves: `python -m jaxppo.config` prints it."""
+"""Makes docs/configuration.md of the settings themselves: `python docs/make_configuration.py`."""
 
 import dataclasses
 import re
+import sys
 from collections.abc import Collection, Iterable
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from jaxppo import config
-from jaxppo.config.checks import has_flag
-from jaxppo.config.help import SENTENCE_WORDS, as_text, groups_of, meanings, summary, type_text
-from jaxppo.config.sources import flag_names
-from jaxppo.planning.datasets import config as planning
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from jaxppo import config  # noqa: E402
+from jaxppo.config.checks import has_flag  # noqa: E402
+from jaxppo.config.help import (  # noqa: E402
+    SENTENCE_WORDS,
+    as_text,
+    groups_of,
+    meanings,
+    summary,
+    type_text,
+)
+from jaxppo.config.sources import flag_names  # noqa: E402
+from jaxppo.planning.datasets import config as planning  # noqa: E402
+
+PAGE = ROOT / "docs" / "configuration.md"
 
 COMMANDS: dict[str, type] = {
     "train": config.TrainConfig,
@@ -28,8 +42,8 @@ COMMANDS: dict[str, type] = {
 _INTRODUCTION = """\
 # Configuration
 
-Every setting of every command, with its type, its default and what it means. This page is printed by
-`python -m jaxppo.config`; `--help_all` of a command says the same in the terminal, `--help` what one begins with.
+Every setting of every command, with its type, its default and what it means. `--help_all` of a
+command says the same in the terminal, `--help` what one begins with.
 
 A setting is a flag and, under the same name, a line of a YAML file; some that are rarely changed have no flag. What is
 said last counts:
@@ -176,4 +190,5 @@ def _anchor(title: str) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown_page(), end="")
+    PAGE.write_text(markdown_page(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
