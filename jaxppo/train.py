@@ -41,7 +41,7 @@ from jaxppo.run import folder as run_folder
 from jaxppo.run.alarms import Health
 from jaxppo.run.console import Console
 from jaxppo.run.loop import LoopSteps, StepOutput, TrainingLoop
-from jaxppo.types import Batch, HostState, Params, TrainState
+from jaxppo.types import Batch, Params, Prefetched, TrainState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,6 @@ class Setup:
     tokenizer: Any
     models_meta: dict[str, Any]  # for the checkpoints: what an export must know of these models
     prompts: data.PromptData
-    curriculum: data.SuccessCurriculum | data.Shuffled
     rewards: Rewards
     judge: Judge
     evaluator: evaluation.Evaluator
@@ -72,15 +71,12 @@ class Setup:
         with ExitStack() as stack:
             if self.config.rl.async_rollouts:
                 beside_rewards = not registry.need_devices(self.config.reward)
-                source = OneStepAhead(
-                    source, self.curriculum, self.config.num_updates, beside_rewards
-                )
+                source = OneStepAhead(source, self.config.num_updates, beside_rewards)
                 stack.enter_context(closing(source))
             yield Training(
                 learner=self.learner,
                 source=source,
                 judge=self.judge_batch,
-                curriculum=self.curriculum,
                 progress=self.progress,
                 meter=self.meter,
             )
@@ -105,10 +101,6 @@ class Setup:
         """Return the part of a record that says how far the run is after `step` updates."""
         state = self.trainer_state(step)
         return {"step": state.global_step, "episode": state.episode, "epoch": state.epoch}
-
-    def initial_host_state(self) -> HostState:
-        """Return what an update changes on the host, before the first."""
-        return HostState(curriculum=self.curriculum.start())
 
 
 class Inputs(NamedTuple):
@@ -220,9 +212,6 @@ def set_up(run: run_folder.Run) -> tuple[Setup, Start]:
             inputs.template.describe(),
         ),
         prompts=inputs.prompts,
-        curriculum=data.make_curriculum(
-            config.prompt_curriculum, inputs.prompts, async_rollouts=config.rl.async_rollouts > 0
-        ),
         rewards=rewards,
         judge=Judge(models.tokenizer, learner.end_ids, parallel, rewards, config.rl.group_size),
         evaluator=evaluator,
@@ -341,7 +330,7 @@ def _run_updates(
     health = Health(run.console, run.folder, config.max_bad_updates, setup.learner.parallel.to_host)
     updates = LoopSteps(
         total=config.num_updates,
-        step=lambda state, host, number: watched_step(state, host, number),
+        step=lambda state, prefetched, number: watched_step(state, prefetched, number),
         evaluate=partial(_evaluation_metrics, setup),
         meta=run.meta(config, setup.models_meta),
         title=title,
@@ -355,13 +344,13 @@ def _run_updates(
         show=printing.show_samples,
         change=setup.learner.with_changed_settings,
     )
-    loop = TrainingLoop(run, config.loop, updates, state, setup.initial_host_state())
+    loop = TrainingLoop(run, config.loop, updates, state)
     del state
     with setup.meter.watching(loop.start, run.console, run.folder) as watched:
 
-        def watched_step(state: TrainState, host: HostState, number: int) -> StepOutput:
+        def watched_step(state: TrainState, prefetched: Prefetched, number: int) -> StepOutput:
             watched.begin(number)
-            step = train_step(training, state, host, number)
+            step = train_step(training, state, prefetched, number)
             step.record.update(watched.end(number, step.trajectories.sequences.input_ids.shape[1]))
             samples = setup.judge.samples(step.batch, number + 1)
             failed: list[dict[str, Any]] = []
@@ -372,7 +361,7 @@ def _run_updates(
             return StepOutput(
                 step.state,
                 step.record,
-                step.host,
+                step.prefetched,
                 samples=samples if config.samples_at(number) else (),
                 noted=failed,
                 watched=(step.trajectories, samples),

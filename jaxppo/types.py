@@ -154,7 +154,7 @@ class Controls(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """What an update changes on the devices; see `HostState` for the rest."""
+    """What an update changes on the devices; on the host it is `Prefetched` alone."""
 
     params: Params  # {"policy": ...} and, unless there is no value model, {"value": ...}
     opt_state: Any
@@ -164,24 +164,8 @@ class TrainState(NamedTuple):
     frozen: Params | None = None
 
 
-class Curriculum(NamedTuple):
-    """How often the prompts have succeeded, and those of the next update; see `data.curriculum`. All numpy."""
-
-    successes: np.ndarray  # [N] fp32, completions that succeeded, older ones counting less
-    trials: np.ndarray  # [N] fp32, completions that had a score, in the same way
-    recent: np.ndarray  # [D, 2] fp32, weighted successes and tries of each domain's last updates
-    # [D] int32, steps of each domain's longest plans that are drawn; -1: rows have none
-    limits: np.ndarray
-    rows: np.ndarray  # [G] int32, drawn for the next update
-
-
-class HostState(NamedTuple):
-    """What an update changes on the host."""
-
-    curriculum: Curriculum | None = None  # None: prompts are shuffled
-    # `PREFETCHED` fields of the next batch, sampled before this update
-    prefetched: dict[str, Any] | None = None
-
-
 PREFETCHED = {"rollout": Rollout, "sequences": Sequences, "outputs": ModelOutputs}
 """What a checkpoint holds of a `Batch` that was sampled ahead, by field."""
+
+Prefetched = dict[str, Any] | None
+"""These fields of the next batch, where it was sampled before this update."""

@@ -30,7 +30,6 @@ run dr-grpo "${dr_grpo[@]}"
 run ppo-binary --partial_scale 0
 run ppo-goal --partial goal
 run ppo-prefix --partial prefix
-run ppo-curriculum --curriculum success --curriculum_threshold 0.3
 train ppo-nll 1 --positive_nll 0.1
 run ppo-nll3 --positive_nll 0.3
 run ppo-nll10 --positive_nll 1.0

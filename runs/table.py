@@ -20,7 +20,6 @@ KINDS = (
     ("ppo-prefix", "PPO, `partial prefix`"),
     ("ppo-step", "PPO, step by step"),
     ("ppo-step-lam1", "PPO, step by step, `lam` 1, values first"),
-    ("ppo-curriculum", "PPO, curriculum"),
     ("ppo-nll", "PPO, `positive_nll` 0.1"),
     ("ppo-nll3", "PPO, `positive_nll` 0.3"),
     ("ppo-nll10", "PPO, `positive_nll` 1.0"),

@@ -1,4 +1,4 @@
-"""`--async_rollouts 1` and `--curriculum success` in runs: what is sampled when, from what, and across any stop."""
+"""`--async_rollouts 1` in runs: what is sampled when, from what, and across any stop."""
 
 import os
 import shutil
@@ -21,12 +21,11 @@ from jaxppo.run.preemption import Preempted
 from tests.commands import comparable
 from tests.small_runs import (
     ASYNC,
-    BY_SUCCESS,
     CHANGING,
     ROWS,
     SAVED,
     UPDATES,
-    assert_drawn_by_success,
+    assert_drawn_in_order,
     assert_same_run,
     carry_out,
     config_of,
@@ -35,7 +34,7 @@ from tests.small_runs import (
     two_processes,
 )
 
-FLAGS = [*CHANGING, *ASYNC, *BY_SUCCESS, *SAVED]
+FLAGS = [*CHANGING, *ASYNC, *SAVED]
 
 
 class WatchedRun(NamedTuple):
@@ -105,7 +104,7 @@ def test_sampling_of_the_next_batch_does_not_wait_for_the_rewards_and_is_in_chec
     held = {entry.name: (entry / "ahead").is_dir() for entry in (watched.folder / "checkpoints").iterdir()}
     assert held == {"1": True, "2": True, "3": True, "4": False}  # after the last update comes no other
     # Prompts follow from the seed and past scores.
-    assert_drawn_by_success(watched.folder, config_of(watched.folder, *FLAGS))
+    assert_drawn_in_order(watched.folder, config_of(watched.folder, *FLAGS))
 
 
 class Sampled(NamedTuple):
@@ -250,10 +249,6 @@ def test_a_run_on_policy_goes_on_from_a_batch_that_was_sampled_ahead(whole, stop
 def test_a_run_that_was_on_policy_can_go_on_one_step_off_and_in_other_batches(tmp_path, capsys):
     folder = carry_out(tmp_path / "run", *SAVED, "--total_episodes", str(2 * ROWS))
     cut_back(folder, 2)
-    # Its checkpoint lacks the counts of a curriculum.
-    names = [flag.removeprefix("--") for flag in BY_SUCCESS[::2]]
-    with pytest.raises(DataError, match=r"curriculum\.\w+"):
-        carry_out(folder, *SAVED, *BY_SUCCESS, "--allow_changes", "total_episodes", *names, "--resume")
     changes = [*ASYNC, "--allow_changes", "total_episodes", "async_rollouts", "--resume"]
     records = comparable(carry_out(folder, *SAVED, *changes))
     moved = [record["policy/approxkl_avg_first"] > 1e-6 for record in records]
@@ -268,9 +263,7 @@ def test_a_run_that_was_on_policy_can_go_on_one_step_off_and_in_other_batches(tm
 
 @pytest.mark.full
 def test_two_processes_do_what_one_does_and_resume_exactly(tmp_path):
-    """Also which prompts they draw, which follows from the scores of both."""
-    flags = [*ASYNC, *SAVED, "--curriculum", "success", "--curriculum_success", "0.05"]
-    flags += ["--curriculum_threshold", "0.3"]
+    flags = [*ASYNC, *SAVED]
     both, alone = tmp_path / "both", tmp_path / "alone"
     two_processes(both, *flags)
     again = cut_back(shutil.copytree(both, tmp_path / "again"), 2)

@@ -16,7 +16,6 @@ from jaxppo.config.commands import (
 from jaxppo.config.data import (
     DEFAULT_EVAL_SPLITS,
     SPLITS,
-    CurriculumConfig,
     DataConfig,
     parse_sizes,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "DEFAULT_PAIR_SPLITS",
     "SPLITS",
     "Algorithm",
-    "CurriculumConfig",
     "DataConfig",
     "EvalConfig",
     "EvaluateConfig",

@@ -1,11 +1,9 @@
 """Problems, their splits and prompts."""
 
-import dataclasses
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jaxppo.config.checks import (
     JsonMapping,
@@ -221,29 +219,6 @@ class DataConfig:
     def headline_split(self) -> str | None:
         """The split that a run of `train` or `self_train` is about; None without any."""
         return self.eval_splits[-1] if self.eval_splits else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurriculumConfig:
-    """Which prompts of train_split are drawn."""
-
-    curriculum: Literal["none", "success"] = "none"
-    """none: all, shuffled anew in every epoch. success: with a probability proportional to p (1 - p) of a running
-    estimate p of their success, as many of each domain, short plans first."""
-    curriculum_success: float = 1.0
-    """A completion with at least this score is a success (1: a valid plan, under the default reward)."""
-    curriculum_threshold: float = 0.8
-    """Longer plans of a domain are drawn, too, once this share of its recent completions succeeds; rows without a
-    `plan_length` are drawn from the beginning."""
-
-    def __post_init__(self) -> None:
-        finite = math.isfinite(self.curriculum_success)
-        require(finite, "curriculum_success", "a finite number", self.curriculum_success)
-        fits = 0.0 < self.curriculum_threshold <= 1.0
-        require(fits, "curriculum_threshold", "a number in (0, 1]", self.curriculum_threshold)
-        if self.curriculum == "none":
-            for spec in dataclasses.fields(self):
-                require_default(self, spec.name, "with curriculum none")
 
 
 def as_list(value: Any) -> list[Any]:

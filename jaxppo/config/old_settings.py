@@ -175,9 +175,10 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "streaming": OldSetting("leave it out: rows are read before the first step", (False,)),
     "shuffle_buffer_size": OldSetting("leave it out: all rows are shuffled", (10000,)),
     "reference_prefixes": OldSetting("it made no difference (docs/results.md)", (0,)),
-    "dynamic_sampling": OldSetting(
-        "--curriculum success draws prompts that teach something (docs/results.md)", (False,)
-    ),
+    "dynamic_sampling": OldSetting("it made no difference (docs/results.md)", (False,)),
+    "curriculum": OldSetting("it made no difference (docs/results.md)", ("none",)),
+    "curriculum_success": OldSetting("it went with curriculum", (1.0,)),
+    "curriculum_threshold": OldSetting("it went with curriculum", (0.8,)),
     "max_resample": OldSetting("it went with dynamic_sampling", (3,)),
     "importance_cap": OldSetting("policy/sampler_gap_max says how far the sampler is off"),
     "lam_value": OldSetting(

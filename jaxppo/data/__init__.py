@@ -22,7 +22,6 @@ from jaxppo.data.batches import (
 )
 from jaxppo.data.builtin import REQUESTS_FILE, SHIPPED_DATA
 from jaxppo.data.chat_template import ChatTemplate, make_chat_template
-from jaxppo.data.curriculum import Shuffled, SuccessCurriculum, make_curriculum
 from jaxppo.data.encoding import (
     EncodedRow,
     cut_prompts,
@@ -69,8 +68,6 @@ __all__ = [
     "PromptData",
     "Row",
     "RowLimit",
-    "Shuffled",
-    "SuccessCurriculum",
     "SupervisedData",
     "bucket",
     "check_same",
@@ -90,7 +87,6 @@ __all__ = [
     "limits_of",
     "load_split",
     "make_chat_template",
-    "make_curriculum",
     "make_splits",
     "missing_splits",
     "packed",

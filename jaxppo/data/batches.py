@@ -11,7 +11,7 @@ from jaxppo.data.encoding import EncodedRow, cut_prompts, encode_prompts, encode
 from jaxppo.data.overlong import RowLimit, within_limit
 from jaxppo.data.rows import Row, column_names, columns_of
 from jaxppo.errors import DataError
-from jaxppo.types import Batch, Curriculum, PromptBatch, Sequences
+from jaxppo.types import Batch, PromptBatch, Sequences
 
 T = TypeVar("T")
 
@@ -156,12 +156,9 @@ class PromptData:
         # All batches have this length, so that programs are compiled once.
         self.prompt_length = bucket(self.longest)
 
-    def batch(self, step: int, curriculum: Curriculum | None = None) -> Batch:
-        """Return the batch of update `step` (0-based): the next rows in order, or those that a curriculum has drawn."""
-        if curriculum is None:
-            order = row_order(self.num_rows, self.seed, step * self.batch_size, self.batch_size)
-        else:
-            order = curriculum.rows
+    def batch(self, step: int) -> Batch:
+        """Return the batch of update `step` (0-based): the next rows in order."""
+        order = row_order(self.num_rows, self.seed, step * self.batch_size, self.batch_size)
         rows = [self.rows[i] for i in order]
         encoded = [self._encoded[i] for i in order]
         return prompt_batch(rows, encoded, self._columns, self.prompt_length, self._pad_id)

@@ -105,7 +105,7 @@ def _first_update(folder: Path) -> tuple[Any, dict[str, Any]]:
         state = setup.learner.init_state(*start)
         reference = setup.learner.reference(state, start.policy)
         with setup.training(reference) as training:
-            step = jaxppo.train.train_step(training, state, setup.initial_host_state(), 0)
+            step = jaxppo.train.train_step(training, state, None, 0)
     return step.state, step.record
 
 

@@ -12,16 +12,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jaxppo.data import PromptData, Shuffled, SuccessCurriculum
+from jaxppo.data import PromptData
 from jaxppo.parallel import processes
 from jaxppo.rl.learner import Learner
 from jaxppo.run import activity, preemption
 from jaxppo.types import (
     PREFETCHED,
     Batch,
-    Curriculum,
-    HostState,
     Params,
+    Prefetched,
     Rollout,
     Sequences,
     TrainState,
@@ -57,8 +56,8 @@ class Prefetch:
         return None if self._future is None else self._future.result()
 
     @property
-    def fields(self) -> dict[str, Any] | None:
-        """What a `HostState` holds of the batch."""
+    def fields(self) -> Prefetched:
+        """What the next update, and a checkpoint, take of the batch."""
         batch = self.batch
         if batch is None:
             return None
@@ -68,13 +67,11 @@ class Prefetch:
 class BatchSource(Protocol):
     """Gives the batches of a run, with everything that the models compute of them."""
 
-    def next_batch(self, state: TrainState, host: HostState, step: int) -> Batch:
+    def next_batch(self, state: TrainState, prefetched: Prefetched, step: int) -> Batch:
         """Return the batch of update `step`."""
         ...
 
-    def prefetching(
-        self, state: TrainState, host: HostState, step: int
-    ) -> AbstractContextManager[Prefetch]:
+    def prefetching(self, state: TrainState, step: int) -> AbstractContextManager[Prefetch]:
         """Return a context for the rewards of update `step`: the `Prefetch` of the batch that is sampled meanwhile."""
         ...
 
@@ -95,22 +92,23 @@ class OnPolicy:
     prompts: PromptData
     finish_time: Callable[[Any], Future[float]]
 
-    def next_batch(self, state: TrainState, host: HostState, step: int) -> Batch:
+    def next_batch(self, state: TrainState, prefetched: Prefetched, step: int) -> Batch:
         """Sample the batch of an update."""
-        batch = self.sample(state, host.curriculum, step)
+        del prefetched
+        batch = self.sample(state, step)
         self.fetch(batch)
         preemption.check()  # not in `sample`: in its thread nobody could end the run
         return batch
 
     @contextmanager
-    def prefetching(self, state: TrainState, host: HostState, step: int) -> Iterator[Prefetch]:
+    def prefetching(self, state: TrainState, step: int) -> Iterator[Prefetch]:
         """Sample nothing while rewards are computed."""
-        del state, host, step
+        del state, step
         yield Prefetch()
 
-    def sample(self, state: TrainState, curriculum: Curriculum | None, step: int) -> Batch:
+    def sample(self, state: TrainState, step: int) -> Batch:
         """Sample the completions of an update, and dispatch what policy, reference and value model compute of them."""
-        batch = self.prompts.batch(step, curriculum)
+        batch = self.prompts.batch(step)
         batch.began_s = time.monotonic()
 
         def sample_and_pack() -> tuple[Rollout, Sequences]:
@@ -137,7 +135,6 @@ class OneStepAhead:
 
     Args:
         on_policy: samples.
-        curriculum: of the run.
         num_updates: of the run; nothing is sampled after the last.
         beside_rewards: whether rewards leave the devices alone; else sampling follows them.
     """
@@ -145,12 +142,10 @@ class OneStepAhead:
     def __init__(
         self,
         on_policy: OnPolicy,
-        curriculum: SuccessCurriculum | Shuffled,
         num_updates: int,
         beside_rewards: bool = True,
     ):
         self._on_policy = on_policy
-        self._curriculum = curriculum
         self._num_updates = num_updates
         self._beside_rewards = beside_rewards
         # Batch k + 1 is sampled by the policy before update k: one step
@@ -158,25 +153,25 @@ class OneStepAhead:
         # run: to start one while the devices of a CPU are busy takes 10 ms.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling")
 
-    def next_batch(self, state: TrainState, host: HostState, step: int) -> Batch:
+    def next_batch(self, state: TrainState, prefetched: Prefetched, step: int) -> Batch:
         """Return the batch that was sampled during the last update, or sample it, where there was none."""
-        if host.prefetched is None:
-            return self._on_policy.next_batch(state, host, step)
+        if prefetched is None:
+            return self._on_policy.next_batch(state, prefetched, step)
         started_s = time.monotonic()
         computed: Future[float] = Future()
         computed.set_result(started_s)
-        batch = self._on_policy.prompts.batch(step, host.curriculum)
+        batch = self._on_policy.prompts.batch(step)
         batch = replace(
-            batch, **host.prefetched, began_s=started_s, sampled_s=started_s, outputs_s=computed
+            batch, **prefetched, began_s=started_s, sampled_s=started_s, outputs_s=computed
         )
         self._on_policy.fetch(batch)
         return batch
 
     @contextmanager
-    def prefetching(self, state: TrainState, host: HostState, step: int) -> Iterator[Prefetch]:
+    def prefetching(self, state: TrainState, step: int) -> Iterator[Prefetch]:
         """Sample the next batch while rewards are computed; leaving waits for it, also after an error."""
         prefetch = Prefetch()
-        sample = self._sample_next(state, host, step)
+        sample = self._sample_next(state, step)
         if sample is not None and self._beside_rewards:
             prefetch.begin(self._thread.submit(sample))
         try:
@@ -188,12 +183,10 @@ class OneStepAhead:
             sampled.set_result(sample())
             prefetch.begin(sampled)
 
-    def _sample_next(self, state: TrainState, host: HostState, step: int) -> Sample | None:
+    def _sample_next(self, state: TrainState, step: int) -> Sample | None:
         if step + 1 == self._num_updates:
             return None
-        # Drawn before the scores of this update are there: see `SuccessCurriculum.async_rollouts`.
-        curriculum = self._curriculum.draw(host.curriculum, step + 1)  # type: ignore[arg-type]
-        return lambda: self._on_policy.sample(state, curriculum, step + 1)
+        return lambda: self._on_policy.sample(state, step + 1)
 
     def close(self) -> None:
         """End the thread."""

@@ -12,7 +12,7 @@ from jaxppo.profiling.meter import UpdateMeter
 from jaxppo.rl.batch_sources import BatchSource, stage_times
 from jaxppo.rl.learner import Learner
 from jaxppo.run import activity
-from jaxppo.types import Batch, HostState, Stats, TrainState, Trajectories
+from jaxppo.types import Batch, Prefetched, Stats, TrainState, Trajectories
 
 Gather = Callable[[processes.T], list[processes.T]]
 """From a value of this process to those of all."""
@@ -26,7 +26,6 @@ class Training:
         learner: the compiled programs.
         source: where batches come from.
         judge: (batch, step, gather) fills in the scores of the reward functions.
-        curriculum: a `SuccessCurriculum` or `Shuffled`, which draws the prompts of the next update.
         progress: updates done -> their "step", "episode" and "epoch".
         meter: measures the update.
     """
@@ -34,7 +33,6 @@ class Training:
     learner: Learner
     source: BatchSource
     judge: Callable[[Batch, int, Gather], None]
-    curriculum: Any
     progress: Callable[[int], dict[str, Any]]
     meter: UpdateMeter
 
@@ -43,25 +41,22 @@ class Step(NamedTuple):
     """A finished update."""
 
     state: TrainState
-    host: HostState
+    prefetched: Prefetched
     record: dict[str, Any]  # for metrics.jsonl
     batch: Batch
     trajectories: Trajectories
 
 
-def train_step(training: Training, state: TrainState, host: HostState, step: int) -> Step:
+def train_step(training: Training, state: TrainState, prefetched: Prefetched, step: int) -> Step:
     """Carry out update `step`: sample, judge on the host, estimate advantages, learn."""
-    batch = training.source.next_batch(state, host, step)
-    with training.source.prefetching(state, host, step) as prefetch:
+    batch = training.source.next_batch(state, prefetched, step)
+    with training.source.prefetching(state, step) as prefetch:
         training.judge(batch, step, prefetch.gather)
     state, trajectories, stats = make_trajectories(training.learner, state, batch)
     state, update_stats = learn(training.learner, state, trajectories, step)
-    curriculum, curriculum_metrics = training.curriculum.update(host.curriculum, batch.scores, step)
-    host = HostState(curriculum, prefetch.fields)
     record = training.progress(step + 1) | jax.device_get(stats | update_stats)
-    record |= batch.reward_metrics | curriculum_metrics
-    record |= _measured(training, batch, prefetch.batch)
-    return Step(state, host, record, batch, trajectories)
+    record |= batch.reward_metrics | _measured(training, batch, prefetch.batch)
+    return Step(state, prefetch.fields, record, batch, trajectories)
 
 
 def make_trajectories(

@@ -23,7 +23,7 @@ from jaxppo.rl import ops, optimizer, padding, rollout, update
 from jaxppo.run import activity
 from jaxppo.run.checkpoints import can_be_saved
 from jaxppo.run.loop import StepOutput
-from jaxppo.types import Array, HostState, Params, Sequences, Stats, TrainState
+from jaxppo.types import Array, Params, Prefetched, Sequences, Stats, TrainState
 
 B = TypeVar("B")
 
@@ -261,7 +261,7 @@ class SFT(TrainedAlone):
 
     def step(
         self, rows: SupervisedData | FreshData
-    ) -> Callable[[TrainState, HostState, int], StepOutput]:
+    ) -> Callable[[TrainState, Prefetched, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
 
         def rows_at_once(batch: Sequences) -> int:
@@ -293,7 +293,7 @@ def supervised_step(
     rows_at_once: Callable[[B], int],
     parallel: DataParallel,
     halving: Halving,
-) -> Callable[[TrainState, HostState, int], StepOutput]:
+) -> Callable[[TrainState, Prefetched, int], StepOutput]:
     """Return the step of a run that learns from fixed rows.
 
     Args:
@@ -311,7 +311,8 @@ def supervised_step(
         new_state, stats = program(state, parallel.put(weighted(rows), 2))
         return new_state, jax.device_get(stats)
 
-    def step(state: TrainState, host: HostState, number: int) -> StepOutput:
+    def step(state: TrainState, prefetched: Prefetched, number: int) -> StepOutput:
+        del prefetched  # nothing is sampled
         began_s = time.monotonic()
         rows = batch(number)
         with activity.show("learning", compiles=True):
@@ -322,7 +323,7 @@ def supervised_step(
             )
         step_s = time.monotonic() - began_s
         record = {"step": number + 1, **stats, "time/step_s": step_s}
-        return StepOutput(new_state, record, host)
+        return StepOutput(new_state, record)
 
     return step
 

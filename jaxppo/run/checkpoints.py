@@ -26,7 +26,7 @@ from jaxppo.errors import DataError
 from jaxppo.parallel import processes, stacks
 from jaxppo.run import checksums
 from jaxppo.run.jsonl import to_plain_json
-from jaxppo.types import PREFETCHED, HostState, Params, TrainState
+from jaxppo.types import PREFETCHED, Params, Prefetched, TrainState
 
 # Folders of a checkpoint: an item can be read without the others.
 PARAMS = "params"
@@ -35,8 +35,6 @@ REST = "rest"
 PREFETCHED_ITEM = "ahead"  # with `async_rollouts` alone
 META = "meta"
 ITEMS = (PARAMS, OPT_STATE, REST, PREFETCHED_ITEM, META)
-
-EMPTY_HOST_STATE = HostState()
 
 _MIN_SLICE_BYTES = 2**20
 """Of an array that all devices have, each copies a part to the host, unless the parts are smaller than this."""
@@ -96,7 +94,7 @@ class Checkpoints:
         return self._policy.best(self.steps)
 
     def save(
-        self, step: int, state: TrainState, meta: dict[str, Any], host: HostState = EMPTY_HOST_STATE
+        self, step: int, state: TrainState, meta: dict[str, Any], prefetched: Prefetched = None
     ) -> None:
         """Begin to write a checkpoint; a process killed half-way leaves the earlier ones untouched.
 
@@ -107,7 +105,7 @@ class Checkpoints:
             state: arrays, placed in any way.
             meta: what else belongs to it; numbers, strings, lists and mappings. The best checkpoint is chosen by its
                 "metrics".
-            host: what an update changes on the host.
+            prefetched: the batch that was sampled ahead.
 
         Raises:
             DataError: this checkpoint, or the one before, cannot be written, for instance to a full disk.
@@ -119,7 +117,7 @@ class Checkpoints:
             meta = to_plain_json(meta)  # as it will be read
             self._note_value(step, meta)
             self._writing = step
-            trees = _trees(state, host) | _prefetched_tree(host)
+            trees = _trees(state) | _prefetched_tree(prefetched)
             items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
             if self._manager is None:
                 self._manager = self._make_manager()
@@ -146,16 +144,14 @@ class Checkpoints:
         if self._failed.is_set():
             self.wait()
 
-    def restore(
-        self, like: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE
-    ) -> tuple[TrainState, HostState]:
+    def restore(self, like: TrainState, warn: Warn) -> tuple[TrainState, Prefetched]:
         """Restore the latest undamaged state; its layers are stacked where those of `like` are.
+
+        A batch that was sampled ahead comes as arrays of numpy, for its lengths are its own.
 
         Args:
             like: its arrays say where the restored ones are placed, whatever devices they were saved from.
             warn: called with one line about damaged checkpoints that are passed over.
-            host: whether the run has a curriculum, and how large. A prefetched batch is restored in any case, as arrays
-                of numpy, for its lengths are its own.
 
         Raises:
             DataError: there is no undamaged checkpoint, or it is that of another model.
@@ -168,10 +164,10 @@ class Checkpoints:
             lambda: (self._newest_undamaged(ITEMS, warn), self._damaged)
         )
         # Before the arrays are read, so that the error can name the one that differs.
-        self._check_fits(step, like, host)
+        self._check_fits(step, like)
         restored = {}
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            for name, tree in _trees(like, host).items():
+            for name, tree in _trees(like).items():
                 target = jax.tree.map(ocp.utils.to_shape_dtype_struct, tree)
                 restored[name] = reader.restore(
                     self._path(step) / name, args=ocp.args.StandardRestore(target)
@@ -180,22 +176,15 @@ class Checkpoints:
         # checkpoint fits runs that stack layers and runs that do not.
         params = stacks.stacked_like(restored[PARAMS], like.params)
         opt_state = stacks.stacked_like(restored[OPT_STATE], like.opt_state)
-        rest = restored[REST]
-        curriculum = rest.pop("curriculum", None)
-        if curriculum is not None:
-            curriculum = jax.tree.map(np.asarray, curriculum)
-        state = like._replace(params=params, opt_state=opt_state, **rest)
-        return state, HostState(curriculum, self._read_prefetched(step))
+        state = like._replace(params=params, opt_state=opt_state, **restored[REST])
+        return state, self._read_prefetched(step)
 
-    def resume(
-        self, state: TrainState, warn: Warn, host: HostState = EMPTY_HOST_STATE
-    ) -> tuple[TrainState, HostState]:
+    def resume(self, state: TrainState, warn: Warn) -> tuple[TrainState, Prefetched]:
         """`restore`, into the memory of a state that nobody needs any more.
 
         Args:
             state: says where arrays are placed; its parameters and optimizer state are deleted.
             warn: see `restore`.
-            host: see `restore`.
 
         Raises:
             DataError: see `restore`.
@@ -205,7 +194,7 @@ class Checkpoints:
         # Deleted before the reading: the devices may have no memory for two states.
         for leaf in jax.tree.leaves(trained):
             leaf.delete()
-        return self.restore(like, warn, host)
+        return self.restore(like, warn)
 
     def restore_params(self, step: int | None, warn: Warn) -> tuple[Params, dict[str, Any], int]:
         """Restore parameters alone, on the host, whatever the number of devices they were saved on.
@@ -365,10 +354,10 @@ class Checkpoints:
             batch[name] = record(**arrays)
         return batch
 
-    def _check_fits(self, step: int, like: TrainState, host: HostState) -> None:
+    def _check_fits(self, step: int, like: TrainState) -> None:
         """Raise a `DataError` that names the first array in which a checkpoint differs from `like`."""
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            for item, tree in _trees(like, host).items():
+            for item, tree in _trees(like).items():
                 metadata = reader.metadata(self._path(step) / item).item_metadata
                 run_shapes = _shapes(tree)
                 saved_shapes = _shapes(metadata.tree)  # type: ignore[union-attr]
@@ -409,9 +398,9 @@ def can_be_saved(state: TrainState) -> bool:
     return processes.is_alone() and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def _trees(state: TrainState, host: HostState) -> dict[str, Any]:
+def _trees(state: TrainState) -> dict[str, Any]:
     """Return the items of a checkpoint that hold arrays, every layer for itself."""
-    other_arrays = {"step": state.step, "controls": state.controls, "curriculum": host.curriculum}
+    other_arrays = {"step": state.step, "controls": state.controls}
     return {
         PARAMS: stacks.unstack(state.params),
         OPT_STATE: stacks.unstack(state.opt_state),
@@ -419,13 +408,12 @@ def _trees(state: TrainState, host: HostState) -> dict[str, Any]:
     }
 
 
-def _prefetched_tree(host: HostState) -> dict[str, Any]:
+def _prefetched_tree(prefetched: Prefetched) -> dict[str, Any]:
     """Return the item of the batch that was sampled ahead, where there is one; arrays that it lacks are left out."""
-    if host.prefetched is None:
+    if prefetched is None:
         return {}
     batch = {
-        _name_on_disk(name): _without_none(record._asdict())
-        for name, record in host.prefetched.items()
+        _name_on_disk(name): _without_none(record._asdict()) for name, record in prefetched.items()
     }
     return {PREFETCHED_ITEM: batch}
 

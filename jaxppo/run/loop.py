@@ -8,13 +8,13 @@ from jaxppo.config import LoopConfig
 from jaxppo.config.sources import flatten
 from jaxppo.parallel import processes
 from jaxppo.run import activity, headline, preemption
-from jaxppo.run.checkpoints import EMPTY_HOST_STATE, Checkpoints, can_be_saved
+from jaxppo.run.checkpoints import Checkpoints, can_be_saved
 from jaxppo.run.console import Console
 from jaxppo.run.folder import METRICS_FILE, SAMPLES_FILE, Run, changed_settings, check_settings
 from jaxppo.run.jsonl import JsonlLog, read_metrics
 from jaxppo.run.preemption import Preempted
 from jaxppo.run.progress import Progress
-from jaxppo.types import HostState, TrainState
+from jaxppo.types import Prefetched, TrainState
 
 
 class StepOutput(NamedTuple):
@@ -22,7 +22,7 @@ class StepOutput(NamedTuple):
 
     state: TrainState
     record: dict[str, Any]  # for metrics.jsonl
-    host: HostState = EMPTY_HOST_STATE
+    prefetched: Prefetched = None
     samples: Sequence[dict[str, Any]] = ()  # for samples.jsonl, and shown; none where none are due
     noted: Sequence[dict[str, Any]] = ()  # for samples.jsonl alone
     watched: Any = None  # for `LoopSteps.watch`
@@ -32,8 +32,8 @@ class LoopSteps(NamedTuple):
     """What the loop calls for each step of a run, and how the run is shown."""
 
     total: int  # of the whole run
-    # Gets the state, its part on the host, and the number of the step from 0.
-    step: Callable[[TrainState, HostState, int], StepOutput]
+    # Gets the state, what was sampled ahead, and the number of the step from 0.
+    step: Callable[[TrainState, Prefetched, int], StepOutput]
     # What an evaluation adds to the record of a step
     evaluate: Callable[[TrainState], dict[str, float]]
     meta: dict[str, Any]  # from `Run.meta`
@@ -68,7 +68,6 @@ class TrainingLoop:
         config: when to evaluate and to save.
         steps: what to do.
         state: before the first step, on the devices; its place is taken by that of the last checkpoint.
-        host: before the first step.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class TrainingLoop:
         config: LoopConfig,
         steps: LoopSteps,
         state: TrainState,
-        host: HostState = EMPTY_HOST_STATE,
     ):
         self._run = run
         self._config = config
@@ -89,8 +87,9 @@ class TrainingLoop:
             config.greater_is_better,
         )
         # One answer for all processes, which must go on alike.
+        prefetched = None
         if processes.on_first(lambda: self._checkpoints.steps):
-            state, host = self._checkpoints.resume(state, run.console.warn, host)
+            state, prefetched = self._checkpoints.resume(state, run.console.warn)
         self.start = int(state.step)
         self._saved = self.start  # steps done at the latest checkpoint
         self._record: dict[str, Any] = {}  # of the latest step
@@ -100,10 +99,9 @@ class TrainingLoop:
             processes.on_first(self._check_settings)
             state = steps.change(state, self._changed())
         run.keep_settings()
-        if host.prefetched is not None:
-            host = host._replace(prefetched=self._place(host.prefetched))
         self._state = state
-        self._host = host  # of the latest finished step
+        # By the latest finished step.
+        self._prefetched = None if prefetched is None else self._place(prefetched)
 
     def run(self) -> tuple[TrainState, dict[str, Any]]:
         """Take all steps that are left.
@@ -182,10 +180,10 @@ class TrainingLoop:
         try:
             preemption.check()
             self._checkpoints.check()
-            output = self._steps.step(state, self._host, number)
+            output = self._steps.step(state, self._prefetched, number)
             state = output.state
             num_done = number + 1
-            self._host = output.host
+            self._prefetched = output.prefetched
             preemption.set_unsaved(True)
             self._record = output.record
             if self._config.evaluates_at(num_done, total):
@@ -238,7 +236,7 @@ class TrainingLoop:
     def _save(self, num_done: int, state: TrainState) -> None:
         # Before the checkpoint: a resumed run logs no step again that the checkpoint has.
         self._run.trackers.flush()
-        self._checkpoints.save(num_done, state, self._meta(self._record), self._host)
+        self._checkpoints.save(num_done, state, self._meta(self._record), self._prefetched)
         self._saved = num_done
 
     def _meta(self, record: dict[str, Any]) -> dict[str, Any]:

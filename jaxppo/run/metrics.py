@@ -120,7 +120,6 @@ GROUPS = {
     "value": "Values and returns; PPO only",
     "completions": "Completions",
     "tokens": "Prompts",
-    "curriculum": "Prompts drawn by their success; with `--curriculum success` only",
     "self_train": "Rounds of self-training; `self_train` only",
     "reward": "Parts of the reward",
     "rewards": "Each reward function",

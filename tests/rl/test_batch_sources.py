@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from jaxppo.config import RewardConfig
-from jaxppo.data import Shuffled
 from jaxppo.reward_functions import registry
 from jaxppo.rl.batch_sources import OneStepAhead, stage_times
-from jaxppo.types import Batch, HostState
+from jaxppo.types import Batch
 
 NOTHING: Any = None
 STATE: Any = None
@@ -25,8 +24,8 @@ def one_step_ahead():
     sources = []
 
     def make(sample, **settings):
-        on_policy: Any = SimpleNamespace(sample=lambda state, curriculum, step: sample(step))
-        sources.append(OneStepAhead(on_policy, Shuffled(), NUM_UPDATES, **settings))
+        on_policy: Any = SimpleNamespace(sample=lambda state, step: sample(step))
+        sources.append(OneStepAhead(on_policy, NUM_UPDATES, **settings))
         return sources[-1]
 
     yield make
@@ -45,7 +44,7 @@ def test_the_next_batch_is_sampled_while_the_block_runs(one_step_ahead):
     source = one_step_ahead(sample)
     for step in range(2):
         has_begun.clear()
-        with source.prefetching(STATE, HostState(), step) as prefetch:
+        with source.prefetching(STATE, step) as prefetch:
             assert has_begun.wait(60)
         assert prefetch.batch == f"batch {step + 1}"
     assert threads[0] is threads[1] is not threading.current_thread()
@@ -54,7 +53,7 @@ def test_the_next_batch_is_sampled_while_the_block_runs(one_step_ahead):
 def test_sampling_follows_rewards_that_need_the_devices(one_step_ahead):
     events = []
     source = one_step_ahead(lambda step: events.append("sample") or "batch", beside_rewards=False)
-    with source.prefetching(STATE, HostState(), 0) as prefetch:
+    with source.prefetching(STATE, 0) as prefetch:
         time.sleep(0.05)
         events.append("rewards")
     assert (events, prefetch.batch) == (["rewards", "sample"], "batch")
@@ -63,7 +62,7 @@ def test_sampling_follows_rewards_that_need_the_devices(one_step_ahead):
 @pytest.mark.parametrize("beside_rewards", [True, False])
 def test_nothing_is_sampled_after_the_last_update(one_step_ahead, beside_rewards):
     source = one_step_ahead(pytest.fail, beside_rewards=beside_rewards)
-    with source.prefetching(STATE, HostState(), NUM_UPDATES - 1) as prefetch:
+    with source.prefetching(STATE, NUM_UPDATES - 1) as prefetch:
         prefetch.wait()
     assert prefetch.batch is None is prefetch.fields
 
@@ -77,7 +76,7 @@ def test_a_reward_that_fails_leaves_no_sampling_behind(one_step_ahead):
         done.append(step)
 
     def fail():
-        with one_step_ahead(sample).prefetching(STATE, HostState(), 0):
+        with one_step_ahead(sample).prefetching(STATE, 0):
             finish.set()
             raise ValueError("no reward")
 
@@ -90,7 +89,7 @@ def test_sampling_that_fails_is_raised_where_the_batch_is_read(one_step_ahead):
     def sample(step):
         raise MemoryError("too large")
 
-    with one_step_ahead(sample).prefetching(STATE, HostState(), 0) as prefetch:
+    with one_step_ahead(sample).prefetching(STATE, 0) as prefetch:
         prefetch.wait()
     with pytest.raises(MemoryError, match="too large"):
         _ = prefetch.fields
