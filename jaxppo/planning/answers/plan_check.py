@@ -11,7 +11,6 @@ from jaxppo.planning.language.plans import (
 from jaxppo.planning.language.temporal import parse_planner_output, read_names
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.api import validate_actions
-from jaxppo.planning.validate.deviations import deviation
 from jaxppo.planning.validate.trace import unmet_conditions
 from jaxppo.planning.validate.val import find_val, run_val
 
@@ -95,10 +94,6 @@ def check_plan(
         ):
             val_error = f"VAL: expected a verdict, got: {_words(val.error)}"
             val = None
-    if val_error is not None:
-        reason = deviation(domain_pddl, problem_pddl, plan.actions)
-        if reason is not None:
-            val_error += f"; it cannot read {reason}"
     return PlanCheck(verdict, judge, written_steps, preconditions, goals, val, val_error)
 
 
