@@ -19,7 +19,8 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 # Possessive quantifiers, here and in `steps`: an answer of any length must not take
 # longer than linear time.
 _TAG = re.compile(r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>", re.IGNORECASE)
-_BOXED = re.compile(r"\\boxed\s*+\{")
+# With two levels of braces inside; a box that is never closed, as in an answer that was cut off, ends with the text.
+_BOXED = re.compile(r"\\boxed\s*+\{((?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*\})*)")
 _THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _NEXT_PROBLEM = "[STATEMENT]"
 """What PlanBench's prompts begin a problem with: a model that goes on after its plan writes the next one."""
@@ -88,21 +89,5 @@ def _marked_pieces(text: str) -> list[str]:
     if len(pieces) == 2:
         # One tag alone, which closes or opens: what is before it, unless that is nothing.
         inside = [pieces[0] if pieces[0].strip() else pieces[1]]
-    return [piece for piece in (_boxed(text), *reversed(inside), answer) if piece.strip()]
-
-
-def _boxed(text: str) -> str:
-    r"""Return what stands in the last `\\boxed{}`; nothing where there is none."""
-    pieces = _BOXED.split(text)
-    if len(pieces) == 1:
-        return ""
-    depth = 1
-    for end, character in enumerate(pieces[-1]):
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-        if depth == 0:
-            return pieces[-1][:end]
-    # A box that is never closed, as in an answer that was cut off.
-    return pieces[-1]
+    boxed = _BOXED.findall(text)[-1:]
+    return [piece for piece in (*boxed, *reversed(inside), answer) if piece.strip()]
