@@ -1,4 +1,4 @@
-"""Judge answers: each is read by every rule, and each different plan for a problem is judged once."""
+"""Judge answers: each is read by both rules, and each different plan for a problem is judged once."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -110,7 +110,7 @@ class AnswerJudge:
                 ]
             else:
                 readings = self._read(task, task.problem, answer.text)
-            # A single reading is that of all rules.
+            # A single reading is that of both rules.
             if len(readings) == 1:
                 readings *= len(RULES)
             self._readings_by_text[key] = readings
@@ -126,17 +126,15 @@ class AnswerJudge:
         return _Reading(untimed, verdict)
 
     def _read(self, task: AnsweredProblem, problem: Problem, text: str) -> list[_Reading]:
-        """Read and judge a text by every rule; one reading where all rules read the same."""
+        """Read and judge a text by both rules; one reading where they read the same."""
         strict = task.reader.read(text, "strict")
         readings = [_Reading(strict, self._verdict(task, strict))]
-        # Of a text that is a plan as a whole, the other rules read the names of actions anew, and nothing else.
+        # Of a text that is a plan as a whole, `last` reads the names of actions anew, and nothing else.
         names = problem.domain.actions
         if strict.error is None and all(action[0] in names for action in strict.actions):
             return readings
-        for rule in RULES[1:]:
-            plan = task.reader.read(text, rule)
-            readings.append(_Reading(plan, self._verdict(task, plan)))
-        return readings
+        last = task.reader.read(text, "last")
+        return [*readings, _Reading(last, self._verdict(task, last))]
 
     def _verdict(self, task: AnsweredProblem, plan: ParsedPlan) -> PlanVerdict:
         if plan.error is not None:

@@ -1,6 +1,6 @@
-"""Cut a plan out of what a model wrote, by one of three rules.
+"""Cut a plan out of what a model wrote, by one of two rules.
 
-Of a text that is a plan already, all rules read every step. `docs/judge_plans.md` has them in words.
+Of a text that is a plan already, both rules read every step. `docs/judge_plans.md` has them in words.
 """
 
 import re
@@ -13,7 +13,7 @@ from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import Action, ParsedPlan, parse_plan_text
 from jaxppo.planning.language.task import Problem
 
-Rule = Literal["strict", "longest", "last"]
+Rule = Literal["strict", "last"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 # Possessive quantifiers, here and in `steps`: an answer of any length must not take
@@ -43,10 +43,8 @@ class PlanReader:
         plan = self._read_whole(text, rule)
         if plan.error is None or rule == "strict":
             return plan
+        # Of several lists the last: what a model corrects, it corrects below.
         lists = self._step_lists(text)
-        if rule == "longest":
-            # Of equally long lists the last: what a model corrects, it corrects below.
-            lists = sorted(lists, key=len)
         return ParsedPlan(lists[-1]) if lists else plan
 
     def _read_whole(self, text: str, rule: Rule) -> ParsedPlan:
@@ -54,7 +52,7 @@ class PlanReader:
         plan = parse_plan_text(text)
         if plan.error is None:
             actions = plan.actions
-            # By the other rules, a list of steps has the same names with words around it and without.
+            # By `last`, a list of steps has the same names with words around it and without.
             # Before objects, as those of a sentence are told apart by what their action takes.
             if rule != "strict":
                 actions = [(self._finder.domain_name(name), *rest) for name, *rest in actions]
