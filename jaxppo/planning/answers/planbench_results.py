@@ -13,7 +13,7 @@ from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
 from jaxppo.planning.answers.columns import PLANBENCH, read_row, with_column_names
 from jaxppo.planning.importing.planbench import OPTIMALITY, config_of, read_instances, task_number
 
-_NAME = re.compile(r"task_\d+(?:_plan_(?:generation|optimality))?_?(.*)")
+_NAME = re.compile(r"task_\d+(?:_plan)?(?:_generation)?_?(.*)")
 _ONE_SHOT = "one_shot"
 """What PlanBench calls a file without a further word."""
 _DOMAIN = "[DOMAIN]\n"
@@ -39,10 +39,9 @@ def read_results(
         yield UnusableAnswer.from_error(label, DataError(str(error).removeprefix(f"{label}: ")))
         return
     is_optimality = task_number(content) == OPTIMALITY
-    defaults = _names_of_path(path, is_optimality) | {"domain": config_of(path, content, configs)}
+    defaults = _names_of_path(path) | {"domain": config_of(path, content, configs)}
     columns = with_column_names(PLANBENCH, column_names)
     n_unanswered = 0
-    n_dialogues = 0
     for number, instance in enumerate(content["instances"], 1):
         place = f"{label}: entry {number}"
         try:
@@ -52,11 +51,8 @@ def read_results(
             if not any(
                 instance.get(name) is not None for name in (*columns["plan"], "llm_raw_response")
             ):
-                # Counted, and one line in the end: whole files may have no answers.
-                if "messages" in instance:
-                    n_dialogues += 1
-                else:
-                    n_unanswered += 1
+                # Counted, and one line in the end: whole files may have no answers, or dialogues in their place.
+                n_unanswered += 1
                 continue
             answer = read_row(instance, columns, place, defaults)
             # The records of task 2 say whether a plan is optimal, and not whether it is valid.
@@ -66,22 +62,17 @@ def read_results(
             yield UnusableAnswer.from_error(place, error)
     total = len(content["instances"])
     if n_unanswered:
-        yield UnusableAnswer(label, f"{n_unanswered} of {total} instances have no answer")
-    if n_dialogues:
-        reason = f"{n_dialogues} of {total} instances are dialogues without an extracted plan: not judged"
+        reason = f"{n_unanswered} of {total} instances have neither an answer nor an extracted plan"
         yield UnusableAnswer(label, reason)
 
 
-def _names_of_path(path: Path, is_optimality: bool) -> dict[str, str]:
-    """Return the model, the folder of a file, and the kind of prompt, the end of its name; `optimality` before it."""
+def _names_of_path(path: Path) -> dict[str, str]:
+    """Return the model, the folder of a file, and the kind of prompt, the end of its name (`optimality` of task 2)."""
     # Resolved, so that a file that is named alone still has its folders.
     folders = path.resolve().parts
     match = _NAME.fullmatch(path.stem)
-    prompt = match[1] if match else path.stem
-    prompt = prompt or _ONE_SHOT
-    if is_optimality:
-        prompt = f"optimality_{prompt}".removesuffix(f"_{_ONE_SHOT}")
-    return {"model": folders[-2] if len(folders) > 1 else "", "prompt": prompt}
+    kind = match[1] if match else path.stem
+    return {"model": folders[-2] if len(folders) > 1 else "", "prompt": kind or _ONE_SHOT}
 
 
 def _prompt_pddl(instance: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -19,7 +19,6 @@ from jaxppo.planning.language.plans import (
     rest_of_line,
     trimmed,
 )
-from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.prompts.phrases import phrases_of
 from jaxppo.planning.prompts.words import split_words
 
@@ -63,23 +62,13 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
         words = sentence.replace(",", " , ").split()
         action = _read_sentence(words, patterns)
         if action is None:
-            return _unreadable(actions, spans)
+            return ParsedPlan.unreadable(actions, spans)
         actions.append(action)
     # Every sentence ends with a full stop: words after the last one are a step that cannot be read.
     if remainder.strip(_BLANK) or len(readable) < len(text):
         spans.append(rest_of_line(text, position))
-        return _unreadable(actions, spans)
+        return ParsedPlan.unreadable(actions, spans)
     return ParsedPlan(tuple(actions), spans=tuple(spans))
-
-
-def _unreadable(actions: Sequence[Action], spans: Sequence[Span]) -> ParsedPlan:
-    """Return the steps before one that cannot be read, whose place is the last of `spans`."""
-    return ParsedPlan(
-        tuple(actions),
-        error=PlanError.SYNTAX,
-        error_step=len(actions) + 1,
-        spans=tuple(spans),
-    )
 
 
 def _read_sentence(words: Sequence[str], patterns: Mapping[str, re.Pattern[str]]) -> Action | None:
