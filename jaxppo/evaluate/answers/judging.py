@@ -121,8 +121,7 @@ class AnswerJudge:
         untimed = ParsedPlan(plan.actions, plan.error, plan.error_step)
         if plan.error is not None:
             return _Reading(untimed, _refused(untimed))
-        steps = plan.steps if isinstance(plan, ParsedTimedPlan) else plan.actions
-        verdict = validate_actions(task.domain_pddl, task.problem_pddl, steps, "auto")
+        verdict = validate_actions(task.domain_pddl, task.problem_pddl, plan.steps, "auto")
         return _Reading(untimed, verdict)
 
     def _read(self, task: AnsweredProblem, problem: Problem, text: str) -> list[_Reading]:

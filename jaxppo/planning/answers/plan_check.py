@@ -4,16 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxppo.errors import ValidatorError
-from jaxppo.planning.language.plans import (
-    ParsedTimedPlan,
-    format_action,
-    format_timed_action,
-)
 from jaxppo.planning.language.temporal import Plan, parse_planner_output, read_names
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
 from jaxppo.planning.validate.api import validate_actions
 from jaxppo.planning.validate.trace import unmet_conditions
-from jaxppo.planning.validate.val import find_val, run_val
+from jaxppo.planning.validate.val import find_val, format_plan, run_val
 
 
 def check_plan(
@@ -38,12 +33,7 @@ def check_plan(
         ValidatorError: VAL is needed and gives no verdict, or asked for and missing.
     """
     plan = parse_planner_output(domain_pddl, problem_pddl, plan_text)
-    if isinstance(plan, ParsedTimedPlan):
-        steps = plan.steps
-        written_steps = tuple(map(format_timed_action, plan.steps))
-    else:
-        steps = plan.actions
-        written_steps = tuple(map(format_action, plan.actions))
+    steps = format_plan(plan.steps).splitlines()
     # Read even where the plan is no plan, so that an
     # error of the domain or the problem is raised first.
     names = read_names(domain_pddl, problem_pddl)
@@ -54,11 +44,11 @@ def check_plan(
     if plan.error is not None:
         verdict = PlanVerdict.refused(plan.error, plan.error_step)
     else:
-        verdict = validate_actions(domain_pddl, problem_pddl, steps, "auto")
+        verdict = validate_actions(domain_pddl, problem_pddl, plan.steps, "auto")
         if names.beyond is None:
             preconditions, goals = unmet_conditions(names.problem, plan.actions)
         if ask_val:
-            val, val_error = _ask_val(domain_pddl, problem_pddl, steps)
+            val, val_error = _ask_val(domain_pddl, problem_pddl, plan.steps)
     # The one that a verdict names, of VAL or where it is no condition: a number without a value.
     if verdict.failed_condition is not None:
         named = (verdict.failed_condition,)
@@ -68,8 +58,8 @@ def check_plan(
             goals = goals or named
     failed_action = None
     # Of a text that cannot be read, the step that fails is not among the steps.
-    if verdict.failed_step is not None and verdict.failed_step <= len(written_steps):
-        failed_action = written_steps[verdict.failed_step - 1]
+    if verdict.failed_step is not None and verdict.failed_step <= len(steps):
+        failed_action = steps[verdict.failed_step - 1]
     return {
         "valid": verdict.valid,
         "executable": verdict.executable,
@@ -79,7 +69,7 @@ def check_plan(
         "failed_action": failed_action,
         "unmet_preconditions": preconditions,
         "unmet_goals": goals,
-        "steps": len(written_steps),
+        "steps": len(steps),
         "executed_steps": verdict.executed_steps,
         "goals_reached": verdict.goals_reached,
         "goals": verdict.goals,

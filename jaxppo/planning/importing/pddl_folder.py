@@ -142,19 +142,13 @@ class PddlFolder:
 
     def _plan_folders(self, folder: Path) -> list[Path]:
         """List where plans for the problems of a folder may be: beside it, and at the same place of a mirrored tree."""
-        bases = [folder]
-        if folder != self.root:
-            bases.append(folder.parent)
         folders: list[Path] = []
-        for base in bases:
-            folders += [base / name for name in PLAN_FOLDERS]
         for base in self._folders_above(folder / "problem"):
-            # With and without the first folder: `solutions/easy`
-            # may mirror `problems/easy`, or `easy`.
+            # With and without the first folder: `solutions/easy` may mirror
+            # `problems/easy`, or `easy`; and `plans` may be beside either.
             parts = folder.relative_to(base).parts
             for mirrored in (parts, parts[1:]):
-                if mirrored:
-                    folders += [base.joinpath(name, *mirrored) for name in PLAN_FOLDERS]
+                folders += [base.joinpath(name, *mirrored) for name in PLAN_FOLDERS]
         return folders
 
     def _folders_above(self, path: Path) -> Iterator[Path]:

@@ -65,6 +65,11 @@ class ParsedPlan:
     error_step: int | None = None
     spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def steps(self) -> tuple[Action, ...]:
+        """The actions, under the name that timed plans have for theirs."""
+        return self.actions
+
     @classmethod
     def unreadable(cls, actions: Sequence[Action], spans: Sequence[Span]) -> "ParsedPlan":
         """Return the steps before one that cannot be read, whose place is the last of `spans`."""
