@@ -10,6 +10,7 @@ from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.planning import PlanVerdict, find_val
 from jaxppo.planning.answers.extraction import RULES
 from jaxppo.planning.language.plans import PlanError, parse_plan_text
+from jaxppo.planning.validate.validator import execute
 from jaxppo.reward_functions.plan import describe
 
 
@@ -18,6 +19,8 @@ class Reason(StrEnum):
 
     AROUND = "text around the plan"
     """The text is no plan by itself, and the recorded verdict is that on the whole or on what another rule cuts out."""
+    SURPLUS = "surplus arguments"
+    """Of untyped actions VAL reads no more arguments than there are parameters; without them the plan is valid."""
     RECORD = "recorded verdict differs from VAL's"
     """VAL says of the plan what is said here, and it is the recorded one as far as the file tells."""
     OTHER = "differs"
@@ -87,22 +90,28 @@ def _table(compared: Sequence[Judgement]) -> list[dict[str, Any]]:
 
 def _explain(different: Sequence[Judgement], has_val: bool) -> list[Reason]:
     """Find the reason of each difference; VAL, which takes a process for a plan, is asked about the rest alone."""
-    are_around = list(map(_is_about_text_around, different))
+    reasons = list(map(_reason, different))
     unexplained = [
-        judgement
-        for judgement, is_around in zip(different, are_around, strict=True)
-        if not is_around
+        judgement for judgement, reason in zip(different, reasons, strict=True) if reason is None
     ]
     if has_val:
         unexplained = ask_val(unexplained)
     reasons_by_val = map(_reason_by_val, unexplained)
-    return [Reason.AROUND if is_around else next(reasons_by_val) for is_around in are_around]
+    return [next(reasons_by_val) if reason is None else reason for reason in reasons]
 
 
-def _is_about_text_around(judgement: Judgement) -> bool:
+def _reason(judgement: Judgement) -> Reason | None:
+    recorded = judgement.answer.recorded
     has_text_around = judgement.verdicts_by_rule[0].error is PlanError.SYNTAX
     possible_verdicts = [verdict.valid for verdict in _possible_verdicts(judgement)]
-    return has_text_around and judgement.answer.recorded in possible_verdicts
+    if has_text_around and recorded in possible_verdicts:
+        return Reason.AROUND
+    # VAL passes over surplus arguments of untyped actions,
+    # so a record made with it calls such plans valid.
+    has_surplus = judgement.verdict.error is PlanError.WRONG_ARITY
+    if has_surplus and recorded and _is_valid_without_surplus(judgement):
+        return Reason.SURPLUS
+    return None
 
 
 def _possible_verdicts(judgement: Judgement) -> list[PlanVerdict]:
@@ -117,15 +126,24 @@ def _possible_verdicts(judgement: Judgement) -> list[PlanVerdict]:
     return verdicts
 
 
+def _is_valid_without_surplus(judgement: Judgement) -> bool:
+    problem = judgement.task.problem
+    if problem is None:
+        return False
+    plan = []
+    for name, *arguments in judgement.plan.actions:
+        if name in problem.domain.actions:
+            arguments = arguments[: len(problem.domain.actions[name].parameters)]
+        plan.append((name, *arguments))
+    return execute(problem, plan).valid
+
+
 def _reason_by_val(judgement: Judgement) -> Reason:
     plan = judgement.plan
     val = judgement.val
     # A record that VAL contradicts together with the
     # verdict here is wrong, or about something else.
     if val is None or val.valid != judgement.verdict.valid or plan.error is not None:
-        return Reason.OTHER
-    # VAL ignores surplus arguments in untyped domains, and so is not handed such steps.
-    if judgement.verdict.error is PlanError.WRONG_ARITY:
         return Reason.OTHER
     # Where somebody else cut another plan out of the answer, the record is about that one, and
     # else about the text as it is written, in which a rule may have read other names.

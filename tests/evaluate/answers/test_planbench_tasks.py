@@ -96,14 +96,14 @@ def test_plans_of_the_optimality_task_are_judged_and_its_records_are_about_somet
     assert row.row["reference_plan"] == [[format_action(action) for action in ONE.plan]]
 
 
-def test_phrases_of_the_prompt_may_stand_for_objects_and_surplus_arguments_may_not(tmp_path):
+def test_phrases_of_the_prompt_may_stand_for_objects_and_surplus_arguments_are_a_reason(tmp_path):
     phrases = [" ".join(f"{COLOURS[ord(name) - 97]} block" for name in action[1:]) for action in ONE.plan]
     plan = [f"({action[0]} {words})" for action, words in zip(ONE.plan, phrases, strict=True)]
     surplus = lines([(*action, "extra") for action in TWO.plan])
     entries = instances({"extracted_llm_plan": plan, "correct": True}, {"extracted_llm_plan": surplus, "correct": True})
     judged, _, _ = judge(tmp_path, {NAME: {"task": "t1", "domain": "blocksworld", "instances": entries}})
     assert [one.verdict.valid for one in judged] == [True, False]
-    assert [one["reason"] for one in agreement(judged)["disagreements"]] == [Reason.OTHER]
+    assert [one["reason"] for one in agreement(judged)["disagreements"]] == [Reason.SURPLUS]
 
 
 def test_pddl_of_the_prompt_counts_before_the_files(tmp_path):
