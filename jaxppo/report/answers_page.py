@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxppo.evaluate.answers.results import AnswerResults, cells_of
+from jaxppo.evaluate.answers.results import BREAKS, AnswerResults, cells_of
 from jaxppo.evaluate.predictions import JudgedRow
 from jaxppo.report import pages
 from jaxppo.report.plan_page import pick_samples
@@ -63,6 +63,10 @@ def write_page(
         errors={
             model: _outcomes(results_by_prompt)
             for model, results_by_prompt in content["models"].items()
+        },
+        breaks={
+            model: in_order(counts, BREAKS)
+            for model, counts in content["where_plans_break"].items()
         },
         samples=pick_samples(labelled),
     )

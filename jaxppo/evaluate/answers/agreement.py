@@ -33,12 +33,16 @@ def agreement(judgements: Sequence[Judgement]) -> dict[str, Any]:
 
     Returns:
         "compared" and "equal" (answers), "reasons" {reason: answers}, "val" (whether it could be asked) and
-        "disagreements", each with its file, the two verdicts and the reason, and "table", with the counts by
+        "disagreements", each with its file, the two verdicts and the reason, and "table", with the counts by task,
         domain, model and kind of prompt.
     """
-    compared = [judgement for judgement in judgements if judgement.answer.recorded is not None]
+    # Some records have no verdict; of some tasks nothing here can tell whether an answer is right.
+    compared = []
+    for judgement in judgements:
+        if judgement.answer.recorded is not None and judgement.correct is not None:
+            compared.append(judgement)
     different = [
-        judgement for judgement in compared if judgement.verdict.valid != judgement.answer.recorded
+        judgement for judgement in compared if judgement.correct != judgement.answer.recorded
     ]
     has_val = find_val() is not None
     reasons = _explain(different, has_val)
@@ -62,27 +66,27 @@ def _disagreement(judgement: Judgement, reason: Reason) -> dict[str, Any]:
 
 
 def _table(compared: Sequence[Judgement]) -> list[dict[str, Any]]:
-    """Count what is recorded and what is judged correct, for each domain, model and kind of prompt."""
+    """Count what is recorded and what is judged correct, for each task, domain, model and kind of prompt."""
     groups = grouped(
         compared,
         lambda judgement: (
+            judgement.answer.task,
             judgement.task.domain,
             judgement.answer.model,
             judgement.answer.prompt,
         ),
     )
     rows = []
-    for (domain, model, prompt), group in sorted(groups.items()):
+    for (task, domain, model, prompt), group in sorted(groups.items()):
         row = {
+            "task": task,
             "domain": domain,
             "model": model,
             "prompt": prompt,
             "answers": len(group),
             "recorded": sum(judgement.answer.recorded is True for judgement in group),
-            "judged": sum(judgement.verdict.valid for judgement in group),
-            "equal": sum(
-                judgement.verdict.valid == judgement.answer.recorded for judgement in group
-            ),
+            "judged": sum(judgement.correct is True for judgement in group),
+            "equal": sum(judgement.correct == judgement.answer.recorded for judgement in group),
         }
         rows.append(row)
     return rows

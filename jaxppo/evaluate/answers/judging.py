@@ -8,10 +8,15 @@ from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
 from jaxppo.planning import PlanVerdict, Problem, run_val_many, validate_actions
-from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
+from jaxppo.planning.answers.answer import (
+    OPTIMALITY,
+    VERIFICATION,
+    PlanAnswer,
+    UnusableAnswer,
+)
 from jaxppo.planning.answers.extraction import RULES, Rule
 from jaxppo.planning.answers.problems import AnsweredProblem, Problems
-from jaxppo.planning.language.plans import ParsedPlan, ParsedTimedPlan, PlanError
+from jaxppo.planning.language.plans import ParsedPlan, ParsedTimedPlan, PlanError, parse_action
 from jaxppo.planning.language.temporal import parse_plan_for, parse_planner_output
 from jaxppo.reward_functions.plan import PlanOutcome
 
@@ -26,6 +31,7 @@ class Judgement(NamedTuple):
         verdict: on that plan.
         verdicts_by_rule: on what each rule reads, in the order of `RULES`.
         val: what VAL says of the plan; None where it was not asked.
+        reference_cost: what the reference plan costs; None where there is no valid one, or it does not matter.
     """
 
     answer: PlanAnswer
@@ -34,6 +40,25 @@ class Judgement(NamedTuple):
     verdict: PlanVerdict
     verdicts_by_rule: tuple[PlanVerdict, ...]
     val: PlanVerdict | None = None
+    reference_cost: float | None = None
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the answer is what was asked for, as records judge it; None where nothing here can tell.
+
+        A valid plan; of an optimality task one that costs no more than the reference; of a verification a true claim.
+        """
+        verdict = self.verdict
+        # The plan was part of the prompt, and the answer is a claim about it.
+        if self.answer.task == VERIFICATION:
+            if verdict.error is PlanError.SYNTAX:
+                return None
+            return verdict.valid is self.answer.claim
+        if self.answer.task == OPTIMALITY and verdict.valid:
+            if self.reference_cost is None or verdict.cost is None:
+                return None
+            return verdict.cost <= self.reference_cost
+        return verdict.valid
 
     @property
     def origin(self) -> dict[str, str]:
@@ -90,9 +115,26 @@ class AnswerJudge:
     def _judge(self, answer: PlanAnswer) -> Judgement:
         task = self._problems.find(answer)
         readings = self._readings(task, answer)
-        reading = readings[self._rule]
+        # The plan of a verification is part of the prompt: it
+        # is read strictly, whatever the rule for answers is.
+        reading = readings[0 if answer.task == VERIFICATION else self._rule]
         verdicts_by_rule = tuple(reading.verdict for reading in readings)
-        return Judgement(answer, task, reading.plan, reading.verdict, verdicts_by_rule)
+        return Judgement(
+            answer,
+            task,
+            reading.plan,
+            reading.verdict,
+            verdicts_by_rule,
+            reference_cost=self._reference_cost(answer, task),
+        )
+
+    def _reference_cost(self, answer: PlanAnswer, task: AnsweredProblem) -> float | None:
+        if answer.task != OPTIMALITY or not answer.reference or task.problem is None:
+            return None
+        reference = self._problems.reference(task, answer.reference)
+        if not reference:
+            return None
+        return self._verdict(task, ParsedPlan(tuple(map(parse_action, reference)))).cost
 
     def _readings(self, task: AnsweredProblem, answer: PlanAnswer) -> list[_Reading]:
         """Read and judge an answer by every rule, in the order of `RULES`."""
@@ -174,8 +216,10 @@ def rows_of(judgements: Sequence[Judgement], problems: Problems) -> dict[str, li
 
     Several answers of a model to a problem, with one kind of prompt, are samples of one row.
     """
+    # The plan of a verification is not the model's.
+    own_plans = [judgement for judgement in judgements if judgement.answer.task != VERIFICATION]
     groups = grouped(
-        judgements,
+        own_plans,
         lambda judgement: (
             judgement.answer.model,
             judgement.answer.prompt,

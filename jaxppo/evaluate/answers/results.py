@@ -1,6 +1,8 @@
 """Everything that is said about files of answers, for `eval.json`, the terminal and the page."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +19,27 @@ from jaxppo.evaluate.answers.judging import (
     ask_val,
     rows_of,
 )
-from jaxppo.evaluate.plan_metrics import plan_results
+from jaxppo.evaluate.plan_metrics import VALID, plan_results
 from jaxppo.evaluate.predictions import JudgedRow
+from jaxppo.planning import PlanVerdict
+from jaxppo.planning.answers.answer import VERIFICATION
 from jaxppo.planning.answers.columns import parse_columns
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
-from jaxppo.reward_functions.plan import check_validator
+from jaxppo.planning.language.plans import PlanError
+from jaxppo.reward_functions.plan import VALIDATOR_FAILURES, check_validator
+
+NO_VERDICT = "no_verdict"
+BREAKS = (
+    VALID,
+    "goal_not_reached",
+    "second_half",
+    "first_half",
+    "first_step",
+    "syntax",
+    NO_VERDICT,
+)
+"""Where plans break: not at all, at their end, after or before their middle, at their first step, as text."""
 
 
 class AnswerResults(NamedTuple):
@@ -70,12 +87,17 @@ def judge_answers(config: EvaluateConfig) -> AnswerResults:
     if uses_val:
         judgements = ask_val(judgements)
     rows = rows_of(judgements, problems)
+    # How plans are cut out says nothing about a verification, whose plan is part of the prompt.
+    own_plans = [judgement for judgement in judgements if judgement.answer.task != VERIFICATION]
     content = {
         "models": {model: plan_results(model_rows, edges) for model, model_rows in rows.items()},
+        "where_plans_break": {
+            model: break_counts(model_rows) for model, model_rows in rows.items()
+        },
         "answers": {"judged": len(judgements), "not_judged": len(unread)},
         "not_judged": [line._asdict() for line in unread],
         "without_plan": _problems_without_plan(judgements, problems),
-        "extraction": {"rule": config.extract, "rules": saved_by_rule(judgements)},
+        "extraction": {"rule": config.extract, "rules": saved_by_rule(own_plans)},
         "recorded": agreement(judgements),
         "val": second_opinions(judgements),
     }
@@ -96,7 +118,32 @@ def _problems_without_plan(
     }
 
 
+def break_counts(rows: Iterable[JudgedRow]) -> dict[str, int]:
+    """Count where the plans of some rows break, by `BREAKS`."""
+    predictions = chain.from_iterable(row.predictions for row in rows)
+    counts: Counter[str] = Counter()
+    for prediction in predictions:
+        num_steps = len(prediction.outcome.actions)
+        counts[_break(prediction.progress, num_steps)] += 1
+    return {name: counts[name] for name in BREAKS}
+
+
+def _break(verdict: PlanVerdict, num_steps: int) -> str:
+    if verdict.error is None:
+        return VALID
+    if verdict.error in VALIDATOR_FAILURES:
+        return NO_VERDICT
+    if verdict.error in (PlanError.SYNTAX, PlanError.GOAL_NOT_REACHED):
+        return verdict.error.value
+    # A plan of one step breaks at its first step, and not in a half.
+    failed_step = verdict.failed_step or 1
+    if failed_step == 1:
+        return "first_step"
+    return "first_half" if 2 * failed_step <= num_steps else "second_half"
+
+
 def _record(judgement: Judgement) -> dict[str, Any]:
+    # "valid" is of the plan; "correct" of the answer, which may be a claim about a plan.
     verdict = judgement.verdict
     return judgement.origin | {
         "answer": judgement.answer.text,
@@ -105,6 +152,8 @@ def _record(judgement: Judgement) -> dict[str, Any]:
         "error": None if verdict.error is None else verdict.error.value,
         "failed_step": verdict.failed_step,
         "failed_condition": verdict.failed_condition,
+        "task": judgement.answer.task,
+        "correct": judgement.correct,
         "recorded": judgement.answer.recorded,
         "val": None if judgement.val is None else judgement.val.valid,
     }

@@ -7,6 +7,11 @@ from jaxppo.errors import DataError, first_line
 _MAX_REASON = 300
 """Characters of a reason that are shown."""
 
+GENERATION = "generation"
+OPTIMALITY = "optimality"
+VERIFICATION = "verification"
+"""What an answer is asked for: a plan; one that costs no more than the reference; whether a given plan is valid."""
+
 
 class PlanAnswer(NamedTuple):
     """A text that should be a plan, and what its file says about it.
@@ -21,6 +26,8 @@ class PlanAnswer(NamedTuple):
         reference: a plan for the problem; empty where there is none.
         recorded: the verdict that the file holds.
         extracted: the plan that somebody else has cut out of the same answer.
+        task: what was asked for; of a verification `text` is the plan that the prompt shows.
+        claim: of a verification, whether the model says that the plan is valid; None where it says neither.
         prompt_pddl: domain and problem as the prompt shows them in PDDL; they count before any file.
         is_planner_output: the text is a planner's, and nothing is cut out of it.
     """
@@ -34,6 +41,8 @@ class PlanAnswer(NamedTuple):
     reference: str = ""
     recorded: bool | None = None
     extracted: str | None = None
+    task: str = GENERATION
+    claim: bool | None = None
     prompt_pddl: tuple[str, str] | None = None
     is_planner_output: bool = False
 

@@ -4,7 +4,7 @@ Source: Valmeekam et al., PlanBench, NeurIPS 2023 datasets and benchmarks; githu
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from jaxppo.planning.importing.instance_files import Entry, Instances, collect
 from jaxppo.planning.importing.source_files import file_label, list_files
 from jaxppo.planning.importing.source_problems import Reading, unreadable
 
-GENERATION = 1
-OPTIMALITY = 2
-"""The tasks that are read; in the others the plan is not one for the instance as it is in its file."""
+_TASK_NAMES = {1: "plan generation", 2: "optimality", 3: "verification"}
+_PLANNING_TASKS = (1, 2)
+"""In the other tasks the plan is not one for the instance as it is in its file."""
 _TASK_NUMBER = re.compile(r"(?:task_|t)(\d+)")
 
 
@@ -55,8 +55,10 @@ def _entries(source: Path, configs: Collection[str]) -> Iterator[Entry | Rejecte
                 yield unreadable(label, error, domain=domain)
 
 
-def read_instances(path: Path, label: str) -> dict[str, Any]:
-    """Read a JSON file of PlanBench whose task is to plan: it has `domain` and `instances`.
+def read_instances(
+    path: Path, label: str, tasks: Sequence[int] = _PLANNING_TASKS
+) -> dict[str, Any]:
+    """Read a JSON file of PlanBench of one of some tasks: it has `domain` and `instances`.
 
     Raises:
         DataError: it is no such file, or of another task; `label` names it.
@@ -65,8 +67,9 @@ def read_instances(path: Path, label: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{label}: expected a JSON object, got {type(content).__name__}")
     checked_row(content, label, {"domain": str, "instances": list})
-    if task_number(content) not in (GENERATION, OPTIMALITY):
-        alternatives = "plan generation (task_1) or optimality (task_2)"
+    if task_number(content) not in tasks:
+        names = [f"{_TASK_NAMES[task]} (task_{task})" for task in tasks]
+        alternatives = f"{', '.join(names[:-1])} or {names[-1]}"
         raise DataError(f"{label}: task: expected {alternatives}, got {content.get('task')!r:.60}")
     return content
 

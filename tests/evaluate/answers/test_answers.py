@@ -85,6 +85,7 @@ def test_planbench_results_are_judged_by_model_domain_and_prompt(tmp_path, pddl_
     assert models["small"]["one_shot"]["validity"] == wilson(0, 6)
     assert models["large"]["one_shot"]["length_ratio"]["mean"] == 1.0
     assert nonzero(models["small"]["one_shot"]["errors"]) == {"goal_not_reached": 3, "precondition": 3}
+    assert nonzero(content["where_plans_break"]["small"]) == {"goal_not_reached": 3, "first_step": 3}
     assert content["answers"] == {"judged": 18, "not_judged": 0}
     assert content["recorded"]["compared"] == content["recorded"]["equal"] == 18
     assert not nonzero(content["recorded"]["reasons"])
@@ -151,7 +152,7 @@ def test_one_file_is_read_without_its_folders_and_without_verdicts_by_what_the_m
     assert (judged["domain"], judged["model"], judged["prompt"]) == ("blocksworld", "where", "zero_shot_run1")
 
 
-def test_a_reference_that_is_not_valid_is_none(tmp_path):
+def test_plans_break_in_one_half_or_the_other_and_a_reference_that_is_not_valid_is_none(tmp_path):
     long = next(one for one in instances() if len(one.plan) >= 6)
     other = next(one for one in instances() if one is not long)
     first, last = long.plan[0], long.plan[-1]
@@ -162,7 +163,7 @@ def test_a_reference_that_is_not_valid_is_none(tmp_path):
         record(other, lines(other.plan), True, ground_truth_plan="(pick-up a)"),
     ]
     content, _, _, _ = judge(tmp_path, entries)
-    assert nonzero(content["models"]["m"]["one_shot"]["errors"]) == {"valid": 2, "precondition": 2}
+    assert nonzero(content["where_plans_break"]["m"]) == {"valid": 2, "first_half": 1, "second_half": 1}
     ratio = content["models"]["m"]["one_shot"]["length_ratio"]
     assert (ratio["mean"], ratio["n"]) == (1.0, 1)
 

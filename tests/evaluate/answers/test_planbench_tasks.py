@@ -1,4 +1,4 @@
-"""PlanBench's files as they lie in its two trees: older fields, plans as lists, names of the prompts, tasks 1 and 2."""
+"""PlanBench's files as they lie in its two trees: older fields, plans as lists, names of the prompts, tasks 1 to 3."""
 
 import json
 
@@ -12,7 +12,7 @@ from jaxppo.planning.answers.answer import PlanAnswer
 from jaxppo.planning.answers.problems import Problems
 from jaxppo.planning.answers.reading import read_answers
 from jaxppo.planning.domains import BLOCKSWORLD
-from tests.planbench_tree import COLOURS, lines, make_instances, write_instances
+from tests.planbench_tree import COLOURS, SENTENCES, lines, make_instances, write_instances
 from tests.planning.import_samples import import_into, write_files
 
 ONE, TWO = make_instances(2)
@@ -80,20 +80,22 @@ def test_short_names_come_from_the_phrases_where_no_others_are_given(tmp_path):
     assert one.verdict.valid
 
 
-def test_plans_of_the_optimality_task_are_judged_and_its_records_are_about_something_else(tmp_path):
+def test_an_optimal_plan_costs_what_the_reference_costs(tmp_path):
+    reference = {"ground_truth_plan": lines(ONE.plan)}
     files = {}
     for name, plan, recorded in (("a", ONE.plan, True), ("b", detour(ONE), False)):
-        entry = {"instance_id": ONE.number, "extracted_llm_plan": lines(plan), "llm_correct": recorded}
-        entry["ground_truth_plan"] = lines(ONE.plan)
+        entry = {"instance_id": ONE.number, "extracted_llm_plan": lines(plan), "llm_correct": recorded, **reference}
         content = {"task": "task_2_plan_optimality", "domain": "blocksworld", "instances": [entry]}
         files[f"results/blocksworld/{name}/task_2_plan_optimality.json"] = content
-    files["results/blocksworld/b/task_2_plan_optimality_zero_shot.json"] = content
-    judged, unread, problems = judge(tmp_path, files)
-    assert unread == [] and [one.verdict.valid for one in judged] == [True] * 3
-    assert [one.answer.prompt for one in judged] == ["optimality", "optimality", "optimality_zero_shot"]
-    assert agreement(judged)["compared"] == 0
-    (row,) = rows_of(judged, problems)["a"]
-    assert row.row["reference_plan"] == [[format_action(action) for action in ONE.plan]]
+    judged, unread, _ = judge(tmp_path, files)
+    assert unread == [] and [(one.verdict.valid, one.correct) for one in judged] == [(True, True), (True, False)]
+    assert {one.answer.prompt for one in judged} == {"optimality"}
+    assert [(row["task"], row["recorded"], row["judged"]) for row in agreement(judged)["table"]] == [
+        ("optimality", 1, 1),
+        ("optimality", 0, 0),
+    ]
+    unknown = judged[0]._replace(reference_cost=None)
+    assert unknown.correct is None and agreement([unknown])["compared"] == 0
 
 
 def test_phrases_of_the_prompt_may_stand_for_objects_and_surplus_arguments_are_a_reason(tmp_path):
@@ -104,6 +106,30 @@ def test_phrases_of_the_prompt_may_stand_for_objects_and_surplus_arguments_are_a
     judged, _, _ = judge(tmp_path, {NAME: {"task": "t1", "domain": "blocksworld", "instances": entries}})
     assert [one.verdict.valid for one in judged] == [True, False]
     assert [one["reason"] for one in agreement(judged)["disagreements"]] == [Reason.SURPLUS]
+
+
+CLAIMS = [
+    # what the model says of a valid plan, what was extracted of it, whether that is right
+    ("The above plan is valid.", None, True),
+    ("The above plan is invalid. The following action ...", None, False),
+    ("I can not say.", {"valid": True}, True),
+    ("I can not say.", None, False),
+]
+
+
+@pytest.mark.parametrize(("answer", "extracted", "correct"), CLAIMS)
+def test_a_verification_is_right_where_its_claim_is_true(tmp_path, answer, extracted, correct):
+    sentences = "\n".join(
+        SENTENCES[action[0]].format(*(COLOURS[ord(name) - 97] for name in action[1:])).lower() for action in ONE.plan
+    )
+    query = f"[PLAN]\nfirst example\n[PLAN END]\n[STATEMENT] ...\n[PLAN]\n{sentences}\n[PLAN END]\n\n[VERIFICATION]"
+    entry = {"query": query, "llm_raw_response": answer, "llm_correct_binary": correct}
+    entry |= {"extracted_llm_plan": extracted} if extracted else {}
+    content = {"task": "task_3_plan_verification", "domain": "blocksworld", "instances": instances(entry)}
+    judged, unread, problems = judge(tmp_path, {"results/blocksworld/m/task_3_plan_verification.json": content}, "last")
+    assert unread == [] and [one.correct for one in judged] == [correct]
+    assert agreement(judged)["equal"] == 1
+    assert rows_of(judged, problems) == {}  # the plan is not the model's
 
 
 def test_pddl_of_the_prompt_counts_before_the_files(tmp_path):
@@ -126,16 +152,16 @@ def test_pddl_of_the_prompt_counts_before_the_files(tmp_path):
 def test_other_tasks_and_instances_without_an_answer_are_a_line_each(tmp_path):
     answered = instances({"extracted_llm_plan": lines(ONE.plan)}, {"query": "x", "ground_truth_plan": ""})
     files = {NAME: {"task": "task_1_plan_generation", "domain": "blocksworld", "instances": answered}}
-    for task in ("task_3_plan_verification", "task_4_plan_reuse", "task_7_plan_execution", "unheard_of"):
+    for task in ("task_4_plan_reuse", "task_7_plan_execution", "unheard_of"):
         files[f"results/blocksworld/m/{task}.json"] = {"task": task, "domain": "blocksworld", "instances": answered}
     told = instances({"messages": [], "correct": True}, {"messages": [], "correct": False})
     files["results/blocksworld/m/task_1_told.json"] = {"task": "t1", "domain": "blocksworld", "instances": told}
     judged, unread, _ = judge(tmp_path, files)
-    assert len(judged) == 1 and len(unread) == 6
+    assert len(judged) == 1 and len(unread) == 5
     reasons = [one.reason for one in unread]
     assert any("1 of 2 instances have neither" in reason for reason in reasons)
     assert any("2 of 2 instances have neither" in reason for reason in reasons)
-    assert sum("task: expected" in reason for reason in reasons) == 4
+    assert sum("task: expected" in reason for reason in reasons) == 3
 
 
 def test_import_reads_the_same(tmp_path):
