@@ -271,12 +271,7 @@ class Rewards:
 
 _COUNTS = ("reward/errors", "reward/timeouts", "cache/reward_hits")
 _UNSCORED = "reward/not_scorable"
-_AUDIT = (
-    "reward/val_audited",
-    "reward/val_disagreements",
-    "reward/val_failed",
-    "reward/val_deviations",
-)
+_AUDIT = ("reward/val_audited", "reward/val_disagreements", "reward/val_failed")
 _SUMMED = (*_COUNTS, _UNSCORED, *_AUDIT)
 
 

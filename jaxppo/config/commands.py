@@ -70,9 +70,8 @@ class EvaluateConfig:
     columns: str | None = None
     """Columns of a file of answers, such as plan=answer,problem=task: plan, problem, domain, model, prompt, reference,
     correct; the others keep their usual names."""
-    extract: Literal["strict", "longest", "last"] = "strict"
-    """How a plan is cut out of an answer: not at all; the longest, or the last, run of steps without words in
-    between."""
+    extract: Literal["strict", "last"] = "strict"
+    """How a plan is cut out of an answer: not at all; or the last run of steps without words in between."""
     compare_with: tuple[str, ...] | None = None
     """What to compare with on the same rows: models, or one .jsonl file of plans such as the samples.jsonl of another
     evaluation."""

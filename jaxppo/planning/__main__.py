@@ -76,7 +76,7 @@ def push(arguments: list[str]) -> None:
 
 def validate(arguments: list[str]) -> None:
     """Judge one plan; the exit status says whether it is valid."""
-    from jaxppo.planning.answers.plan_check import check_as_json, check_as_text, check_plan
+    from jaxppo.planning.answers.plan_check import check_as_text, check_plan
     from jaxppo.planning.datasets.config import ValidateConfig
     from jaxppo.planning.datasets.files import decode_pddl_text, read_pddl_text
 
@@ -91,8 +91,8 @@ def validate(arguments: list[str]) -> None:
         check = check_plan(domain, problem, plan, config.val)
     except (PddlError, ValidatorError) as error:
         raise DataError(with_file_names(str(error), config.domain, config.problem)) from error
-    Console().result(json.dumps(check_as_json(check)) if config.json else check_as_text(check))
-    if not check.verdict.valid:
+    Console().result(json.dumps(check) if config.json else check_as_text(check))
+    if not check["valid"]:
         sys.exit(1)
 
 

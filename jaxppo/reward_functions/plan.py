@@ -331,7 +331,6 @@ def _audit_metrics(
         "val_audited": result.audited,
         "val_disagreements": result.disagreements,
         "val_failed": result.failed,
-        "val_deviations": result.deviations,
     }
 
 

@@ -1,4 +1,4 @@
-"""Judge answers: each is read by every rule, and each different plan for a problem is judged once."""
+"""Judge answers: each is read by both rules, and each different plan for a problem is judged once."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxppo.errors import DataError, PddlError, ValidatorError
 from jaxppo.evaluate.plan_metrics import grouped
 from jaxppo.evaluate.predictions import JudgedPrediction, JudgedRow, Prediction
-from jaxppo.planning import PlanVerdict, run_val_many, validate_actions, validate_plan
+from jaxppo.planning import PlanVerdict, Problem, run_val_many, validate_actions
 from jaxppo.planning.answers.answer import (
     OPTIMALITY,
     VERIFICATION,
@@ -144,48 +144,41 @@ class AnswerJudge:
                 # No answer is a failure.
                 unreadable = ParsedPlan((), PlanError.SYNTAX, 1)
                 readings = [_Reading(unreadable, _refused(unreadable))]
-            elif answer.is_planner_output:
-                # Nothing is cut out of a planner's file.
-                readings = [self._read_planner_output(task, answer.text)]
+            elif answer.is_planner_output or task.problem is None:
+                # Nothing is cut out of a planner's file, nor of text in a notation that nothing here knows.
+                parse = parse_planner_output if answer.is_planner_output else parse_plan_for
+                readings = [
+                    self._read_whole(task, parse(task.domain_pddl, task.problem_pddl, answer.text))
+                ]
             else:
-                readings = self._read(task, answer.text)
-            # A single reading is that of all rules.
+                readings = self._read(task, task.problem, answer.text)
+            # A single reading is that of both rules.
             if len(readings) == 1:
                 readings *= len(RULES)
             self._readings_by_text[key] = readings
         return self._readings_by_text[key]
 
-    def _read_planner_output(self, task: AnsweredProblem, text: str) -> _Reading:
-        """Read and judge a planner's file as `python -m jaxppo.planning validate` does."""
-        plan = parse_planner_output(task.domain_pddl, task.problem_pddl, text)
+    def _read_whole(self, task: AnsweredProblem, plan: ParsedPlan | ParsedTimedPlan) -> _Reading:
+        """Judge a text that is a plan and nothing else as `python -m jaxppo.planning validate` does."""
         untimed = ParsedPlan(plan.actions, plan.error, plan.error_step)
         if plan.error is not None:
             return _Reading(untimed, _refused(untimed))
-        steps = plan.steps if isinstance(plan, ParsedTimedPlan) else plan.actions
-        verdict = validate_actions(task.domain_pddl, task.problem_pddl, steps, "auto")
+        verdict = validate_actions(task.domain_pddl, task.problem_pddl, plan.steps, "auto")
         return _Reading(untimed, verdict)
 
-    def _read(self, task: AnsweredProblem, text: str) -> list[_Reading]:
-        """Read and judge a text by every rule; one reading where all rules read the same."""
-        if task.problem is None:
-            # VAL reads the text itself, as nothing here knows the notation of such plans.
-            verdict = validate_plan(task.domain_pddl, task.problem_pddl, text, "val")
-            error = verdict.error if verdict.error is PlanError.SYNTAX else None
-            steps = parse_plan_for(task.domain_pddl, task.problem_pddl, text).actions
-            return [_Reading(ParsedPlan(steps, error), verdict)]
+    def _read(self, task: AnsweredProblem, problem: Problem, text: str) -> list[_Reading]:
+        """Read and judge a text by both rules; one reading where they read the same."""
         strict = task.reader.read(text, "strict")
         readings = [_Reading(strict, self._verdict(task, strict))]
-        # Of a text that is a plan as a whole, the other rules read the names of actions anew, and nothing else.
-        names = task.problem.domain.actions
+        # Of a text that is a plan as a whole, `last` reads the names of actions anew, and nothing else.
+        names = problem.domain.actions
         if strict.error is None and all(action[0] in names for action in strict.actions):
             return readings
-        for rule in RULES[1:]:
-            plan = task.reader.read(text, rule)
-            readings.append(_Reading(plan, self._verdict(task, plan)))
-        return readings
+        last = task.reader.read(text, "last")
+        return [*readings, _Reading(last, self._verdict(task, last))]
 
     def _verdict(self, task: AnsweredProblem, plan: ParsedPlan) -> PlanVerdict:
-        if plan.error is not None or task.problem is None:
+        if plan.error is not None:
             return _refused(plan)
         # Some problems turn out to be beyond the built-in validator only in a step of a plan.
         return validate_actions(task.domain_pddl, task.problem_pddl, plan.actions, "auto")

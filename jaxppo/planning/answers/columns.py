@@ -23,9 +23,6 @@ TABLE: Columns = {
 PLANBENCH: Columns = {
     "plan": ("extracted_llm_plan", "llm_raw_response"),
     "problem": ("instance_id",),
-    "domain": (),
-    "model": (),
-    "prompt": (),
     "reference": ("ground_truth_plan",),
     "correct": ("llm_correct", "correct"),
 }

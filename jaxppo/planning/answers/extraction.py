@@ -1,6 +1,6 @@
-"""Cut a plan out of what a model wrote, by one of three rules.
+"""Cut a plan out of what a model wrote, by one of two rules.
 
-Of a text that is a plan already, all rules read every step. `docs/judge_plans.md` has them in words.
+Of a text that is a plan already, both rules read every step. `docs/judge_plans.md` has them in words.
 """
 
 import re
@@ -13,13 +13,14 @@ from jaxppo.planning.importing.planbench_sentences import Sentences
 from jaxppo.planning.language.plans import Action, ParsedPlan, parse_plan_text
 from jaxppo.planning.language.task import Problem
 
-Rule = Literal["strict", "longest", "last"]
+Rule = Literal["strict", "last"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 # Possessive quantifiers, here and in `steps`: an answer of any length must not take
 # longer than linear time.
 _TAG = re.compile(r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>", re.IGNORECASE)
-_BOXED = re.compile(r"\\boxed\s*+\{")
+# With two levels of braces inside; a box that is never closed, as in an answer that was cut off, ends with the text.
+_BOXED = re.compile(r"\\boxed\s*+\{((?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*\})*)")
 _THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _NEXT_PROBLEM = "[STATEMENT]"
 """What PlanBench's prompts begin a problem with: a model that goes on after its plan writes the next one."""
@@ -42,10 +43,8 @@ class PlanReader:
         plan = self._read_whole(text, rule)
         if plan.error is None or rule == "strict":
             return plan
+        # Of several lists the last: what a model corrects, it corrects below.
         lists = self._step_lists(text)
-        if rule == "longest":
-            # Of equally long lists the last: what a model corrects, it corrects below.
-            lists = sorted(lists, key=len)
         return ParsedPlan(lists[-1]) if lists else plan
 
     def _read_whole(self, text: str, rule: Rule) -> ParsedPlan:
@@ -53,7 +52,7 @@ class PlanReader:
         plan = parse_plan_text(text)
         if plan.error is None:
             actions = plan.actions
-            # By the other rules, a list of steps has the same names with words around it and without.
+            # By `last`, a list of steps has the same names with words around it and without.
             # Before objects, as those of a sentence are told apart by what their action takes.
             if rule != "strict":
                 actions = [(self._finder.domain_name(name), *rest) for name, *rest in actions]
@@ -88,21 +87,5 @@ def _marked_pieces(text: str) -> list[str]:
     if len(pieces) == 2:
         # One tag alone, which closes or opens: what is before it, unless that is nothing.
         inside = [pieces[0] if pieces[0].strip() else pieces[1]]
-    return [piece for piece in (_boxed(text), *reversed(inside), answer) if piece.strip()]
-
-
-def _boxed(text: str) -> str:
-    r"""Return what stands in the last `\\boxed{}`; nothing where there is none."""
-    pieces = _BOXED.split(text)
-    if len(pieces) == 1:
-        return ""
-    depth = 1
-    for end, character in enumerate(pieces[-1]):
-        if character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-        if depth == 0:
-            return pieces[-1][:end]
-    # A box that is never closed, as in an answer that was cut off.
-    return pieces[-1]
+    boxed = _BOXED.findall(text)[-1:]
+    return [piece for piece in (*boxed, *reversed(inside), answer) if piece.strip()]

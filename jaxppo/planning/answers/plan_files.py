@@ -1,24 +1,12 @@
 """Plans as files, as planners and the planning competitions keep them: `MODEL/DOMAIN/p01.plan`, `p01.plan.1`."""
 
-import re
 from collections.abc import Collection
 from pathlib import Path
 
 from jaxppo.errors import DataError
 from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
 from jaxppo.planning.datasets.files import read_pddl_text
-from jaxppo.planning.importing.pddl_folder import MAX_BYTES
-
-# Fast Downward's `sas_plan.1` says nothing about the problem, which the folder may be called like.
-_NAME = re.compile(
-    r"(?:(.+?)(?:\.pddl)?\.(?:plan|soln|sol|solution|sas_plan)|sas_plan)(?:\.\d{1,9})?",
-    re.IGNORECASE,
-)
-
-
-def is_plan_file(path: Path) -> bool:
-    """Return whether a file is called like a plan."""
-    return _NAME.fullmatch(path.name) is not None
+from jaxppo.planning.importing.pddl_folder import MAX_BYTES, PLAN_NAME
 
 
 def read_plan_file(
@@ -42,7 +30,7 @@ def read_plan_file(
         return UnusableAnswer.from_error(label, error)
     root = source if source.is_dir() else source.parent
     model_folders = list(path.relative_to(root).parts[:-1])
-    match = _NAME.fullmatch(path.name)
+    match = PLAN_NAME.fullmatch(path.name)
     # `p01.plan.1` and `p01.pddl.soln` are plans for `p01`.
     problem = match[1] if match else path.name
     if problem is None:

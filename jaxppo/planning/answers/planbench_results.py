@@ -53,7 +53,6 @@ def read_results(
     defaults = _names_of_path(path, task) | {"domain": config_of(path, content, configs)}
     columns = with_column_names(PLANBENCH, column_names)
     n_unanswered = 0
-    n_dialogues = 0
     for number, instance in enumerate(content["instances"], 1):
         place = f"{label}: entry {number}"
         try:
@@ -65,11 +64,8 @@ def read_results(
             elif not any(
                 instance.get(name) is not None for name in (*columns["plan"], "llm_raw_response")
             ):
-                # Counted, and one line in the end: whole files may have no answers.
-                if "messages" in instance:
-                    n_dialogues += 1
-                else:
-                    n_unanswered += 1
+                # Counted, and one line in the end: whole files may have no answers, or dialogues in their place.
+                n_unanswered += 1
                 continue
             answer = read_row(instance, columns, place, defaults)
             yield answer._replace(
@@ -79,9 +75,7 @@ def read_results(
             yield UnusableAnswer.from_error(place, error)
     total = len(content["instances"])
     if n_unanswered:
-        yield UnusableAnswer(label, f"{n_unanswered} of {total} instances have no answer")
-    if n_dialogues:
-        reason = f"{n_dialogues} of {total} instances are dialogues without an extracted plan: not judged"
+        reason = f"{n_unanswered} of {total} instances have neither an answer nor an extracted plan"
         yield UnusableAnswer(label, reason)
 
 

@@ -158,7 +158,13 @@ class Problems:
     def _texts(self, answer: PlanAnswer) -> _ProblemTexts:
         """Find the texts of a problem that an answer brings or names, and its domain's."""
         if is_pddl(answer.problem):
-            domain_pddl = self._domain_of_pddl_problem(answer)
+            stated_domain = self._stated_domain(answer)
+            if stated_domain is None:
+                raise DataError(
+                    "domain: expected PDDL, or a file in pddl_dir, for a problem given as PDDL, "
+                    f"got {answer.domain!r:.60}"
+                )
+            domain_pddl = stated_domain[0]
             problem = read_names(domain_pddl, answer.problem).problem
             return _ProblemTexts(domain_pddl, answer.problem, problem.name, problem.domain.name)
         definition, domain_pddl, domain_file = self._problem_file(answer)
@@ -192,15 +198,14 @@ class Problems:
                 paths.setdefault(name, []).append(path)
         return paths
 
-    def _domain_of_pddl_problem(self, answer: PlanAnswer) -> str:
-        """Return the domain of a problem that an answer brings as PDDL: it is brought, too, or a file."""
+    def _stated_domain(self, answer: PlanAnswer) -> tuple[str, str] | None:
+        """Return the domain that an answer brings as PDDL or names by its file, and what that is called in messages."""
         if is_pddl(answer.domain):
-            return answer.domain
+            return answer.domain, "<domain>"
         if answer.domain in self._paths_by_label:
-            return self._folder.definition(self._paths_by_label[answer.domain]).text
-        raise DataError(
-            f"domain: expected PDDL, or a file in pddl_dir, for a problem given as PDDL, got {answer.domain!r:.60}"
-        )
+            path = self._paths_by_label[answer.domain]
+            return self._folder.definition(path).text, answer.domain
+        return None
 
     def _problem_file(self, answer: PlanAnswer) -> tuple[Definition, str, str]:
         """Find the file of a problem, the text of its domain, and what that is called in messages."""
@@ -211,12 +216,10 @@ class Problems:
             )
             return files.problem, files.domain.text, self._folder.label(files.domain.path)
         problem = self._only_problem(answer)
-        if is_pddl(answer.domain):
-            return problem, answer.domain, "<domain>"
-        if answer.domain in self._paths_by_label:
-            domain = self._folder.definition(self._paths_by_label[answer.domain])
-        else:
-            domain = self._folder.domain_of(problem)
+        stated_domain = self._stated_domain(answer)
+        if stated_domain is not None:
+            return problem, *stated_domain
+        domain = self._folder.domain_of(problem)
         return problem, domain.text, self._folder.label(domain.path)
 
     def _is_instance(self, answer: PlanAnswer) -> bool:

@@ -7,9 +7,10 @@ from pathlib import Path
 from jaxppo.errors import DataError
 from jaxppo.planning.answers.answer import PlanAnswer, UnusableAnswer
 from jaxppo.planning.answers.columns import TABLE, read_row, with_column_names
-from jaxppo.planning.answers.plan_files import is_plan_file, read_plan_file
+from jaxppo.planning.answers.plan_files import read_plan_file
 from jaxppo.planning.answers.planbench_results import read_results
 from jaxppo.planning.datasets.files import is_json_list
+from jaxppo.planning.importing.pddl_folder import PLAN_NAME
 from jaxppo.planning.importing.source_files import file_label, list_files, located_rows
 
 Answers = Iterator[PlanAnswer | UnusableAnswer]
@@ -39,7 +40,7 @@ def read_answers(
     files = [path for path in list_files(source, "*") if path.is_file()]
     suffixes = [_PLANBENCH, *_TABLES]
     kinds = f"{', '.join(suffixes)} or .plan (a plan alone: PROBLEM.plan)"
-    if not any(path.suffix in suffixes or is_plan_file(path) for path in files):
+    if not any(path.suffix in suffixes or PLAN_NAME.fullmatch(path.name) for path in files):
         raise DataError(f"plans: expected files that end with {kinds}, got none in {source}")
     for path in files:
         label = file_label(path, source)
@@ -47,7 +48,7 @@ def read_answers(
             yield from read_results(path, label, column_names, configs)
         elif path.suffix == _PLANBENCH or path.suffix in _TABLES:
             yield from _read_table(path, label, column_names)
-        elif is_plan_file(path):
+        elif PLAN_NAME.fullmatch(path.name):
             yield read_plan_file(path, source, label, folders)
         elif path.suffix.lower() != ".pddl" and not path.name.startswith("."):
             # Logs and pictures of a result folder, too: a plan of another name must not go missing.

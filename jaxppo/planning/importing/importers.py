@@ -258,26 +258,22 @@ def _rows(
     for split, problems in splits.items():
         for problem in problems:
             try:
-                row = _row(problem, split, config)
+                row = make_row(
+                    id=problem.id,
+                    domain=problem.domain,
+                    split=split,
+                    domain_pddl=problem.domain_pddl,
+                    problem_pddl=problem.problem_pddl,
+                    plans=problem.plans,
+                    prompt_style=config.prompt_style,
+                    planner=problem.planner,
+                    **problem.columns,
+                )
             except (DataError, PddlError) as error:
                 rejected.append(problem._replace(split=split).rejected(f"prompt style: {error}"))
             else:
                 rows.setdefault(split, []).append(row)
     return rows
-
-
-def _row(problem: SourceProblem, split: str, config: ImportConfig) -> Row:
-    return make_row(
-        id=problem.id,
-        domain=problem.domain,
-        split=split,
-        domain_pddl=problem.domain_pddl,
-        problem_pddl=problem.problem_pddl,
-        plans=problem.plans,
-        prompt_style=config.prompt_style,
-        planner=problem.planner,
-        **problem.columns,
-    )
 
 
 def _with_renamings(rows: Sequence[Row], count: int, rejected: list[Rejected]) -> list[Row]:

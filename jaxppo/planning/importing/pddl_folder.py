@@ -21,8 +21,11 @@ MAX_BYTES = 16_000_000
 """Of a PDDL file or a plan: four times the largest of the planning competitions; a larger one is not loaded."""
 _DOMAIN_FOLDERS = (".", "domain", "domains")
 PLAN_FOLDERS = ("plan", "plans", "solution", "solutions")
-_PLAN_SUFFIXES = (".plan", ".soln", ".sol", ".solution")
-_SAS_PLAN = "sas_plan"  # the default name of Fast Downward's plans
+PLAN_NAME = re.compile(
+    r"(?:(.+?)(?:\.pddl)?\.(?:plan|soln|sol|solution|sas_plan)|sas_plan)(?:\.\d{1,9})?",
+    re.IGNORECASE,
+)
+"""A plan for the problem that group 1 names; Fast Downward's `sas_plan` alone names none."""
 
 
 class Definition(NamedTuple):
@@ -113,43 +116,40 @@ class PddlFolder:
             )
         return self._only_domain(nearest, problem)
 
-    def plans_of(self, problem: Definition) -> list[Path]:
-        """List the files that may hold a plan for a problem, the best name first.
+    def plan_of(self, problem: Definition) -> Path | None:
+        """Find the file with the plan for a problem.
 
         `p01.plan`, `p01.pddl.soln`, `plans/p01.anything`, in a mirrored tree `solutions/rovers/easy/p01.plan` for
         `rovers/easy/p01.pddl` or `problems/rovers/easy/p01.pddl`, and `sas_plan` where it can only belong to this
-        problem. Of numbered ones (`p01.plan.2`, `sas_plan.2`) the last comes first, since planners number them as they
-        get better.
+        problem. Of numbered ones (`p01.plan.2`, `sas_plan.2`) it is the last, since planners number them as they get
+        better.
         """
         folder = problem.path.parent
-        paths: list[Path] = []
-        for suffix in _PLAN_SUFFIXES:
-            paths += self._numbered(folder, problem.path.stem + suffix)
-            paths += self._numbered(folder, problem.path.name + suffix)
+        stem = problem.path.stem
+        paths = self._plans_for(stem, folder)
         for plan_folder in self._plan_folders(folder):
-            paths += self._starting_with(plan_folder, problem.path.stem)
+            paths += self._starting_with(plan_folder, stem)
         # A planner writes `sas_plan` for whatever it solves:
         # with several problems nobody knows for which.
         if len(self._in_folder(folder, "problem")) == 1:
-            paths += self._numbered(folder, _SAS_PLAN)
-        return list(dict.fromkeys(paths))
+            paths += self._plans_for(None, folder)
+        return paths[0] if paths else None
+
+    def _plans_for(self, problem: str | None, folder: Path) -> list[Path]:
+        paths = self._starting_with(folder, problem or "sas_plan")
+        matches = [(path, PLAN_NAME.fullmatch(path.name)) for path in paths]
+        return [path for path, match in matches if match is not None and match[1] == problem]
 
     def _plan_folders(self, folder: Path) -> list[Path]:
         """List where plans for the problems of a folder may be: beside it, and at the same place of a mirrored tree."""
-        bases = [folder]
-        if folder != self.root:
-            bases.append(folder.parent)
         folders: list[Path] = []
-        for base in bases:
-            folders += [base / name for name in PLAN_FOLDERS]
         for base in self._folders_above(folder / "problem"):
-            # With and without the first folder: `solutions/easy`
-            # may mirror `problems/easy`, or `easy`.
+            # With and without the first folder: `solutions/easy` may mirror
+            # `problems/easy`, or `easy`; and `plans` may be beside either.
             parts = folder.relative_to(base).parts
             for mirrored in (parts, parts[1:]):
-                if mirrored:
-                    folders += [base.joinpath(name, *mirrored) for name in PLAN_FOLDERS]
-        return list(dict.fromkeys(folders))
+                folders += [base.joinpath(name, *mirrored) for name in PLAN_FOLDERS]
+        return folders
 
     def _folders_above(self, path: Path) -> Iterator[Path]:
         for folder in path.parents:
@@ -202,11 +202,6 @@ class PddlFolder:
             self._by_prefix[folder] = prefixes
         paths = self._by_prefix[folder].get(name, [])
         return sorted(paths, key=lambda path: -_number_suffix(path))
-
-    def _numbered(self, folder: Path, name: str) -> list[Path]:
-        """List the files `NAME.2`, `NAME.1` and `NAME`."""
-        paths = self._starting_with(folder, name)
-        return [path for path in paths if path.name in (name, f"{name}.{_number_suffix(path)}")]
 
 
 def _read_definition(path: Path) -> Definition:

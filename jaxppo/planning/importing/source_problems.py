@@ -144,13 +144,11 @@ def _read_problem(folder: PddlFolder, definition: Definition) -> SourceProblem |
         columns={"source": label},
         files=(folder.label(domain.path), label),
     )
-    plans = folder.plans_of(definition)
-    if not plans:
+    plan_file = folder.plan_of(definition)
+    if plan_file is None:
         return problem
-    # Only the best name: a planner's earlier, longer plans are beside its last.
     try:
-        return problem._replace(
-            plans=(read_plan(read_pddl_text(plans[0], MAX_BYTES)),), planner=FROM_SOURCE
-        )
+        plan = read_plan(read_pddl_text(plan_file, MAX_BYTES))
+        return problem._replace(plans=(plan,), planner=FROM_SOURCE)
     except DataError as error:
         return problem._replace(plan_error=str(error))

@@ -17,7 +17,7 @@ from jaxppo.planning.language.conditions import (
 from jaxppo.planning.language.numeric import COMPARISONS
 from jaxppo.planning.language.scope import Parameter, Scope
 from jaxppo.planning.language.sexpr import Node
-from jaxppo.planning.language.typed_lists import read_parameters
+from jaxppo.planning.language.typed_lists import reachable, read_parameters
 
 _Uses: TypeAlias = Mapping[str, frozenset[tuple[str, bool]]]
 
@@ -66,11 +66,12 @@ def read_rules(
     # Between predicates, not atoms: what an atom depends on is known once objects are filled in.
     uses = {name: _uses(name_rules, rules) for name, name_rules in rules.items()}
     strata = _strata(uses, forms, scope)
+    dependencies = {name: [used for used, _ in name_uses] for name, name_uses in uses.items()}
     # A rule that compares numbers may read a function without
     # a value; VAL gives wrong answers where it is recursive.
     for name, name_rules in rules.items():
         compares = any(is_fallible(rule.body, frozenset()) for rule in name_rules)
-        if compares and name in _used_by(name, uses):
+        if compares and any(name in reachable(used, dependencies) for used in dependencies[name]):
             reason = f"no comparison of numbers in the rules of '{name}', which is recursive (VAL gets them wrong)"
             scope.fail(_form_of(name, forms), reason)
     return rules, strata
@@ -82,18 +83,6 @@ def _uses(rules: Iterable[Rule], derived: Container[str]) -> frozenset[tuple[str
     for rule in rules:
         uses.update(use for use in predicates_in(rule.body) if use[0] in derived)
     return frozenset(uses)
-
-
-def _used_by(name: str, uses: _Uses) -> set[str]:
-    """Return the derived predicates that a derived predicate depends on, directly or not."""
-    # Without the predicate itself, which is in the result only where it depends on itself.
-    used: set[str] = set()
-    waiting = [name]
-    while waiting:
-        dependencies = {dependency for dependency, _ in uses[waiting.pop()]}
-        waiting.extend(dependencies - used)
-        used |= dependencies
-    return used
 
 
 def _form_of(name: str, forms: Sequence[list[Node]]) -> list[Node]:

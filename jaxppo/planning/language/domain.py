@@ -238,7 +238,7 @@ def _stated_parameters(form: list[Node], scope: Scope) -> list[Node]:
 def _action_parts(form: list[Node], scope: Scope) -> dict[str, list[Node]]:
     """Read the parts after an action's name; a missing part has no parameters, no condition or no effect.
 
-    VAL needs all three, in this order, and loses other actions (`deviations` reports that for a plan).
+    VAL needs all three, in this order, and loses other actions.
     """
     parts: dict[str, list[Node]] = {}
     nodes = iter(form[2:])

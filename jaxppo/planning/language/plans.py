@@ -65,6 +65,16 @@ class ParsedPlan:
     error_step: int | None = None
     spans: tuple[Span, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def steps(self) -> tuple[Action, ...]:
+        """The actions, under the name that timed plans have for theirs."""
+        return self.actions
+
+    @classmethod
+    def unreadable(cls, actions: Sequence[Action], spans: Sequence[Span]) -> "ParsedPlan":
+        """Return the steps before one that cannot be read, whose place is the last of `spans`."""
+        return cls(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
+
 
 class TimedAction(NamedTuple):
     """A step of a temporal plan.
@@ -146,7 +156,7 @@ def parse_plan_text(text: str) -> ParsedPlan:
     if _BLANK.fullmatch(text, position):
         return ParsedPlan(tuple(actions), spans=tuple(spans))
     spans.append(rest_of_line(text, position))
-    return ParsedPlan(tuple(actions), PlanError.SYNTAX, len(actions) + 1, tuple(spans))
+    return ParsedPlan.unreadable(actions, spans)
 
 
 def trimmed(text: str, start: int, end: int) -> Span:

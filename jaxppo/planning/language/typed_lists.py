@@ -3,7 +3,7 @@
 A name that is declared more than once has the types that VAL gives it, which reads the last declaration first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jaxppo.planning.language.scope import (
     ROOT_TYPE,
@@ -63,17 +63,18 @@ def ancestors_of(types: Mapping[str, Types]) -> dict[str, frozenset[str]]:
     names = {ROOT_TYPE, *types}
     for parents in types.values():
         names.update(parents)
-    return {name: frozenset(_upwards(name, types)) for name in names}
+    return {name: frozenset(reachable(name, types)) for name in names}
 
 
-def _upwards(name: str, types: Mapping[str, Types]) -> set[str]:
+def reachable(name: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
+    """Return a name and all that edges lead to from it, directly or not."""
     reached: set[str] = set()
     waiting = [name]
     while waiting:
         current = waiting.pop()
         if current not in reached:
             reached.add(current)
-            waiting.extend(types.get(current, ()))
+            waiting.extend(edges.get(current, ()))
     return reached
 
 

@@ -10,7 +10,11 @@ _CLOSE = "</think>"
 _FENCE = "```"
 _MARK = re.compile(r"`{3,}+|</?plan>|\[plan(?: end)?\]", re.IGNORECASE)
 _PAIRS = {"<plan>": "</plan>", "[plan]": "[plan end]"}
-_LANGUAGE = re.compile(r"[ \t]*+[A-Za-z0-9_+-]*+[ \t\r]*+")
+# Fences within a line are no ends of a block: only the name of a language may stand beside the first.
+_FENCED = re.compile(
+    r"^[ \t\r]*+```[ \t]*+[A-Za-z0-9_+-]*+[ \t\r]*+\n(.*)^[ \t\r]*+```[ \t\r]*+$",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def plan_span(text: str) -> Span:
@@ -61,29 +65,8 @@ def _marked(text: str, start: int) -> Span:
         if second[0].lower() == closing_mark:
             return first.end(), second.start()
         if first[0] == second[0] == _FENCE:
-            return _fenced(text, start, first.span(), second.span())
-    return start, len(text)
-
-
-def _fenced(text: str, start: int, first: Span, second: Span) -> Span:
-    """Return what lies between two fences, if each has a line of its own; else all of the text from `start` on."""
-    # The block is what begins on the line after the first
-    # fence, and ends before the line of the second.
-    block_start = text.find("\n", first[1]) + 1
-    block_end = text.rfind("\n", start, second[0]) + 1
-    if not 0 < block_start <= block_end:
-        return start, len(text)
-    first_line_start = max(start, text.rfind("\n", start, first[0]) + 1)
-    second_line_end = text.find("\n", second[1])
-    if second_line_end < 0:
-        second_line_end = len(text)
-    around_fences = (
-        text[first_line_start : first[0]]
-        + text[block_end : second[0]]
-        + text[second[1] : second_line_end]
-    )
-    # A fence within a line is no end of a block: only the name of a language may stand beside one.
-    stand_alone = not around_fences.strip(" \t\r")
-    if stand_alone and _LANGUAGE.fullmatch(text, first[1], block_start - 1):
-        return block_start, block_end
+            # Of the text from `start` on: what comes after the thinking begins a line.
+            block = _FENCED.search(text[start:])
+            if block is not None:
+                return start + block.start(1), start + block.end(1)
     return start, len(text)

@@ -7,7 +7,6 @@ from jaxppo.planning.language.parse import Literal, Problem, parse_domain, parse
 from jaxppo.planning.language.plans import NAME_PATTERN, Action, ParsedPlan, Span, trimmed
 from jaxppo.planning.language.scope import UnsupportedPddlError
 from jaxppo.planning.language.task import compares_numbers
-from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.prompts.style import PromptStyle
 from jaxppo.planning.prompts.words import SPECIAL_WORDS
 
@@ -72,12 +71,7 @@ def parse_completion(text: str, _domain_pddl: str) -> ParsedPlan:
             spans.append(trimmed(text, position, end))
         position = end + 1
         if not _STEP.fullmatch(step):
-            return ParsedPlan(
-                tuple(actions),
-                error=PlanError.SYNTAX,
-                error_step=len(actions) + 1,
-                spans=tuple(spans),
-            )
+            return ParsedPlan.unreadable(actions, spans)
         actions.append(tuple(step.lower().split()))
     return ParsedPlan(tuple(actions), spans=tuple(spans))
 

@@ -18,7 +18,6 @@ _PROBLEM_MARK = "\nObjects: "
 _OBJECTS = "Objects: {}."
 _START = "At the start: {}; and nothing else is true."
 _GOAL = "Goal: {}."
-_CHEAP = "The lower the total cost, the better."
 _REQUEST = (
     "Write a plan: for each action a sentence such as those after You can, with names in place of the capitals.\n"
     "Plan:\n"
@@ -137,11 +136,7 @@ def _values(problem: Problem) -> Iterator[str]:
 
 
 def _metric(problem: Problem) -> Iterator[str]:
-    if problem.metric is None:
-        return
-    if problem.metric == ("minimize", (TOTAL_COST,)):
-        yield _CHEAP
-    else:
+    if problem.metric is not None:
         better = {"minimize": "lower", "maximize": "higher"}[problem.metric.direction]
         yield f"The {better} {expression(problem.metric.expression)}, the better."
 

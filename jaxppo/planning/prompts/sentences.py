@@ -5,7 +5,7 @@ of two actions differ in length or in a word, so that no sentence means two step
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from string import Formatter
 
@@ -19,21 +19,11 @@ from jaxppo.planning.language.plans import (
     rest_of_line,
     trimmed,
 )
-from jaxppo.planning.language.verdicts import PlanError
 from jaxppo.planning.prompts.phrases import phrases_of
 from jaxppo.planning.prompts.words import split_words
 
 _WORDS = re.compile(rf"(?:{NAME_PATTERN}|[,. \t\r\n])*+")
 _BLANK = " \t\r\n"
-
-Places = tuple[int, ...]
-"""Which words of a sentence."""
-
-ActionsByWords = dict[tuple[str, ...], tuple[str, Places]]
-"""The words that are no arguments, to the action and the places of its arguments."""
-
-Templates = dict[int, dict[Places, ActionsByWords]]
-"""Number of words, and places of those that are no arguments, to the actions with sentences of this shape."""
 
 
 def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
@@ -56,7 +46,7 @@ def render_completion(actions: Iterable[Action], domain_pddl: str) -> str:
 
 def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
     """Read sentences; blanks and case do not matter, and every other difference is an error."""
-    templates = _templates_of(domain_pddl)
+    patterns = _patterns_of(domain_pddl)
     # No sentence has other characters, so what comes after the first of them is not read.
     readable = text[: _WORDS.match(text).end()]  # pyright: ignore[reportOptionalMemberAccess] # it matches everywhere
     *sentences, remainder = readable.lower().split(".")
@@ -70,69 +60,36 @@ def parse_completion(text: str, domain_pddl: str) -> ParsedPlan:
         spans.append(trimmed(text, position, end))
         position = end
         words = sentence.replace(",", " , ").split()
-        action = _read_sentence(words, templates)
+        action = _read_sentence(words, patterns)
         if action is None:
-            return _unreadable(actions, spans)
+            return ParsedPlan.unreadable(actions, spans)
         actions.append(action)
     # Every sentence ends with a full stop: words after the last one are a step that cannot be read.
     if remainder.strip(_BLANK) or len(readable) < len(text):
         spans.append(rest_of_line(text, position))
-        return _unreadable(actions, spans)
+        return ParsedPlan.unreadable(actions, spans)
     return ParsedPlan(tuple(actions), spans=tuple(spans))
 
 
-def _unreadable(actions: Sequence[Action], spans: Sequence[Span]) -> ParsedPlan:
-    """Return the steps before one that cannot be read, whose place is the last of `spans`."""
-    return ParsedPlan(
-        tuple(actions),
-        error=PlanError.SYNTAX,
-        error_step=len(actions) + 1,
-        spans=tuple(spans),
-    )
-
-
-def _read_sentence(words: Sequence[str], templates: Templates) -> Action | None:
-    for fixed_places, actions in templates.get(len(words), {}).items():
-        fixed_words = tuple([words[place] for place in fixed_places])
-        if fixed_words in actions:
-            name, argument_places = actions[fixed_words]
-            action = (name, *[words[place] for place in argument_places])
-            # A comma is a word, but no name.
-            if "," not in action:
-                return action
+def _read_sentence(words: Sequence[str], patterns: Mapping[str, re.Pattern[str]]) -> Action | None:
+    sentence = " ".join(words)
+    for name, pattern in patterns.items():
+        if match := pattern.fullmatch(sentence):
+            # A phrase may name its arguments in another order than the action: `put {1} into {0}`.
+            arguments = match.groupdict()
+            return (name, *[arguments[f"_{place}"] for place in range(len(arguments))])
     return None
 
 
 @lru_cache(maxsize=256)
-def _templates_of(domain_pddl: str) -> Templates:
-    """Group the templates of a domain by their number of words, commas among them.
-
-    A domain may have dozens of actions, and rewards read every completion of a batch: with the words that are no
-    arguments as a key, a sentence is looked up once for each shape of its length, not compared with every action.
-    """
-    templates: Templates = {}
+def _patterns_of(domain_pddl: str) -> dict[str, re.Pattern[str]]:
+    """Make the pattern of each action's sentence, whose words, commas among them, have one blank between them."""
+    patterns: dict[str, re.Pattern[str]] = {}
     for name, phrase in phrases_of(parse_domain(domain_pddl)).actions.items():
-        words, argument_places = template(phrase)
-        fixed_places = []
-        fixed_words = []
-        for place, word in enumerate(words):
-            if place not in argument_places:
-                fixed_places.append(place)
-                fixed_words.append(word)
-        shapes = templates.setdefault(len(words), {})
-        actions = shapes.setdefault(tuple(fixed_places), {})
-        actions[tuple(fixed_words)] = (name, argument_places)
-    return templates
-
-
-def template(phrase: str) -> tuple[list[str], Places]:
-    """Split a phrase into words, empty ones for arguments, and the places of the arguments in their order."""
-    # A phrase may name its arguments in another order than the action: `put {1} into {0}`.
-    places: dict[int, int] = {}
-    words: list[str] = []
-    for text, argument, _, _ in Formatter().parse(phrase):
-        words += split_words(text)
-        if argument is not None:
-            places[int(argument)] = len(words)
-            words.append("")
-    return words, tuple(places[number] for number in sorted(places))
+        words: list[str] = []
+        for text, argument, _, _ in Formatter().parse(phrase):
+            words += map(re.escape, split_words(text))
+            if argument is not None:
+                words.append(f"(?P<_{argument}>[^ ,]+)")
+        patterns[name] = re.compile(" ".join(words))
+    return patterns

@@ -3,4 +3,4 @@
 In: a domain, a problem, a plan. Out: a `PlanVerdict`, or a `Trace` of the states.
 """
 
-__all__ = ["api", "audit", "deviations", "ground", "grounding", "trace", "val", "validator"]
+__all__ = ["api", "audit", "ground", "grounding", "trace", "val", "validator"]

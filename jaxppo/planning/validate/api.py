@@ -36,13 +36,12 @@ def validate_plan(
     """
     _require_validator(validator)
     plan = parse_plan_for(domain_pddl, problem_pddl, plan_text)
-    is_timed = isinstance(plan, ParsedTimedPlan)
     # A timed plan that cannot be read still goes to `builtin`, whose error names the feature it
     # does not cover: that helps more than a syntax error in a plan which it would refuse anyway.
+    is_timed = isinstance(plan, ParsedTimedPlan)
     if plan.error is not None and not (is_timed and validator == "builtin"):
         return PlanVerdict.refused(plan.error, plan.error_step)
-    steps = plan.steps if is_timed else plan.actions
-    return validate_actions(domain_pddl, problem_pddl, steps, validator)
+    return validate_actions(domain_pddl, problem_pddl, plan.steps, validator)
 
 
 def validate_actions(

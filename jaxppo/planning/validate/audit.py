@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from jaxppo.errors import ValidatorError
 from jaxppo.planning.language.verdicts import PlanError, PlanVerdict
-from jaxppo.planning.validate.deviations import deviation
 from jaxppo.planning.validate.val import Case, find_val, format_plan, run_val, run_val_many
 
 MAX_SAVED = 100
@@ -31,16 +30,15 @@ class AuditResult(NamedTuple):
     Attributes:
         audited: different plans that VAL was asked about.
         disagreements: plans on which the two verdicts differ in `valid` or `executable`.
-        failed: plans on which one side gave no verdict: a crash, a timeout, a domain that VAL cannot read.
+        failed: plans on which one side gave no verdict: a crash, a timeout, a file that VAL cannot read, for which
+            `docs/validator.md` lists reasons.
         saved: folders written by this call.
-        deviations: plans on which VAL gave no verdict for a reason that `docs/validator.md` lists; not among `failed`.
     """
 
     audited: int
     disagreements: int
     failed: int
     saved: list[Path]
-    deviations: int = 0
 
 
 class Audit:
@@ -77,22 +75,15 @@ class Audit:
         val_verdicts = _ask_val([case for case, _ in sample.values()], self.timeout_s)
         disagreements = 0
         failed = 0
-        deviations = 0
         saved: list[Path] = []
         for digest, val_verdict in zip(sample, val_verdicts, strict=True):
             case, verdict = sample[digest]
-            if verdict.error in _NO_VERDICT:
+            if verdict.error in _NO_VERDICT or val_verdict.error in _NO_VERDICT:
                 failed += 1
-            elif val_verdict.error in _NO_VERDICT:
-                # What VAL is known not to read is no failure that somebody should look at.
-                if deviation(*case):
-                    deviations += 1
-                else:
-                    failed += 1
             elif (verdict.valid, verdict.executable) != (val_verdict.valid, val_verdict.executable):
                 disagreements += 1
                 saved += self._save(digest, case, {"checked": verdict, "val": val_verdict})
-        return AuditResult(len(sample), disagreements, failed, saved, deviations)
+        return AuditResult(len(sample), disagreements, failed, saved)
 
     def _sample(
         self, cases: Sequence[Case], verdicts: Sequence[PlanVerdict]

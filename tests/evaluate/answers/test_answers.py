@@ -112,7 +112,6 @@ def test_every_difference_from_the_record_has_its_reason(tmp_path):
     assert all(out.count(one["source"]) == 1 for one in content["recorded"]["disagreements"])
     assert content["extraction"]["rules"] == {
         "strict": {"readable": 3, "valid": 1, "saved": 0},
-        "longest": {"readable": 5, "valid": 3, "saved": 2},
         "last": {"readable": 5, "valid": 3, "saved": 2},
     }
 
@@ -135,7 +134,7 @@ def test_raw_answers_are_read_as_sentences(tmp_path):
         record(three, lines(three.plan), True, "\n".join(map(sentence, three.plan[:-2]))),
         record(four, lines(four.plan), False, f"Like this:\n{numbered(four.plan)}"),
     ]
-    content, records, _, _ = judge(tmp_path, entries, "--columns", "plan=llm_raw_response", "--extract", "longest")
+    content, records, _, _ = judge(tmp_path, entries, "--columns", "plan=llm_raw_response", "--extract", "last")
     assert [one["valid"] for one in records] == [True, True, False, True]
     # The record of the third is about another plan; that of the fourth is about this one, and not about the text.
     found = {one["problem"][-1]: one["reason"] for one in content["recorded"]["disagreements"]}
@@ -148,7 +147,7 @@ def test_one_file_is_read_without_its_folders_and_without_verdicts_by_what_the_m
     del entry["extracted_llm_plan"], entry["llm_correct"]
     name = "some/where/task_1_plan_generation_zero_shot_run1.json"
     path = write_files(tmp_path, {name: planbench_json("blocksworld", [entry])}) / name
-    content, (judged,), _, _ = run(tmp_path, path, "--extract", "longest", pddl_dir=pddl_dir)
+    content, (judged,), _, _ = run(tmp_path, path, "--extract", "last", pddl_dir=pddl_dir)
     assert judged["valid"] and content["recorded"]["compared"] == 0
     assert (judged["domain"], judged["model"], judged["prompt"]) == ("blocksworld", "where", "zero_shot_run1")
 
@@ -323,7 +322,7 @@ def test_a_planners_file_is_read_as_validate_reads_it_and_a_models_answer_by_the
     assert found.pop("table") is (rule != "strict")
     assert found == {name: valid for name, (_, valid) in texts.items()}
     for name, (text, valid) in texts.items():
-        assert check_plan(BLOCKSWORLD.pddl, one.pddl, text).verdict.valid is valid, name
+        assert check_plan(BLOCKSWORLD.pddl, one.pddl, text)["valid"] is valid, name
 
 
 @needs_val

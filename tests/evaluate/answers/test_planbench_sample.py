@@ -52,6 +52,5 @@ def test_every_verdict_of_the_sample_and_every_reason():
     assert results["zero_shot"]["domains"]["blocksworld"]["validity"]["rate"] == 23 / 24
     assert saved_by_rule(done) == {
         "strict": {"readable": 1435, "valid": 380, "saved": 0},
-        "longest": {"readable": 1460, "valid": 394, "saved": 14},
         "last": {"readable": 1460, "valid": 394, "saved": 14},
     }

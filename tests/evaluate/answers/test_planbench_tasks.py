@@ -159,8 +159,8 @@ def test_other_tasks_and_instances_without_an_answer_are_a_line_each(tmp_path):
     judged, unread, _ = judge(tmp_path, files)
     assert len(judged) == 1 and len(unread) == 5
     reasons = [one.reason for one in unread]
-    assert any("1 of 2 instances have no answer" in reason for reason in reasons)
-    assert any("2 of 2 instances are dialogues" in reason for reason in reasons)
+    assert any("1 of 2 instances have neither" in reason for reason in reasons)
+    assert any("2 of 2 instances have neither" in reason for reason in reasons)
     assert sum("task: expected" in reason for reason in reasons) == 3
 
 

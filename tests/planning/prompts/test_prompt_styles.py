@@ -3,6 +3,7 @@
 import itertools
 import random
 from functools import cache
+from string import Formatter
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from jaxppo.planning import (
 from jaxppo.planning.domains import DOMAINS
 from jaxppo.planning.prompts import PROMPT_STYLES, words_of
 from jaxppo.planning.prompts.phrases import general_phrases, phrases_of
-from jaxppo.planning.prompts.sentences import template
+from jaxppo.planning.prompts.words import split_words
 from tests.planning import kiln
 from tests.planning.delivery import DELIVERY, ERRAND
 
@@ -78,6 +79,17 @@ def test_ground_actions_are_read_back_and_no_two_are_written_alike(name, style):
     assert len(steps) == len(set(steps)) == len(actions) > 10
 
 
+def template(phrase):
+    """The words of a phrase, empty ones for arguments, and the numbers of these."""
+    words, arguments = [], []
+    for text, argument, _, _ in Formatter().parse(phrase):
+        words += split_words(text)
+        if argument is not None:
+            arguments.append(int(argument))
+            words.append("")
+    return words, arguments
+
+
 def may_be_the_same(first, second):
     """Whether names could make two templates one sentence: they differ in no word that both fix."""
     return len(first) == len(second) and all(a == b or "" in (a, b) for a, b in zip(first, second, strict=True))
@@ -104,8 +116,8 @@ def test_phrases_cover_the_domain_with_each_argument_once(name):
     arities |= {f"{name} (predicate)": len(types) for name, types in domain.predicates.items()}
     texts = dict(phrases.actions) | {f"{name} (predicate)": phrase for name, phrase in phrases.predicates.items()}
     for name, phrase in texts.items():
-        words, places = template(phrase)
-        assert len(places) == words.count("") == arities[name], name
+        words, arguments = template(phrase)
+        assert sorted(arguments) == list(range(arities[name])), name
         assert "." not in words and "," not in words
 
 

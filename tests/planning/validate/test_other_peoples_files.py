@@ -14,11 +14,10 @@ from jaxppo.planning import (
     parse_problem,
     validate_plan,
 )
-from jaxppo.planning.answers.plan_check import check_as_json, check_as_text, check_plan
+from jaxppo.planning.answers.plan_check import check_as_text, check_plan
 from jaxppo.planning.language.plans import format_action, parse_plan_text
-from jaxppo.planning.validate.deviations import deviation
 from jaxppo.planning.validate.val import with_preconditions
-from tests.planning.val_oracle import check_both, judge, needs_val
+from tests.planning.val_oracle import check_both, deviation, judge, needs_val
 
 KEY = """(define (domain safe) (:requirements :adl :typing) (:types thing key)
   (:constants spare - key)
@@ -163,10 +162,10 @@ DEVIATIONS = {
 
 @needs_val
 @pytest.mark.parametrize("case", DEVIATIONS.values(), ids=DEVIATIONS)
-def test_what_only_val_cannot_read_is_a_deviation_and_no_disagreement(case):
+def test_what_only_val_cannot_read_has_no_verdict_and_is_no_disagreement(case):
     verdict = execute(parse_problem(case[1], parse_domain(case[0])), case[2])
     assert verdict.valid and deviation(*case)
-    assert Audit(1, 0, None).check([case], [verdict]) == AuditResult(1, 0, 0, [], deviations=1)
+    assert Audit(1, 0, None).check([case], [verdict]) == AuditResult(1, 0, 1, [])
 
 
 @needs_val
@@ -179,9 +178,9 @@ def test_val_judges_operators_without_a_precondition(parameters):
     case = switch(extra, text="(set)" if parameters == "()" else "(set a)")
     verdict = execute(parse_problem(case[1], parse_domain(case[0])), case[2])
     assert verdict.valid and deviation(*case) is None
-    assert Audit(1, 0, None).check([case], [verdict]) == AuditResult(1, 0, 0, [], deviations=0)
+    assert Audit(1, 0, None).check([case], [verdict]) == AuditResult(1, 0, 0, [])
     check = check_plan(case[0], case[1], "".join(map(format_action, case[2])), ask_val=True)
-    assert check.val is not None and check.val.valid and check.val_error is None
+    assert check["val"] is not None and check["val"]["valid"] and check["val_error"] is None
 
 
 def test_val_is_handed_no_second_precondition():
@@ -193,11 +192,10 @@ def test_val_is_handed_no_second_precondition():
 @pytest.mark.parametrize("case", [DEVIATIONS["no effect"], DEVIATIONS["after"]])
 def test_a_plan_that_val_says_nothing_about_keeps_its_verdict(case):
     check = check_plan(case[0], case[1], "".join(map(format_action, case[2])), ask_val=True)
-    assert check.verdict.valid and check.val is None
-    assert check_as_json(check)["val_error"] == check.val_error
+    assert check["valid"] and check["val"] is None
     lines = check_as_text(check).splitlines()
     assert lines[0] == "plan valid"
-    assert lines[-1].startswith("VAL gave no verdict: expected") and deviation(*case) in lines[-1]
+    assert lines[-1].startswith("VAL gave no verdict: expected")
 
 
 def test_other_plans_do_not_deviate():

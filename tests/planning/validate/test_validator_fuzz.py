@@ -12,11 +12,10 @@ from jaxppo.errors import PddlError
 from jaxppo.planning import PlanVerdict, UnsupportedPddlError, find_val, validate_plan
 from jaxppo.planning.language.plans import ParsedTimedPlan, format_action, parse_plan_text
 from jaxppo.planning.language.temporal import check_step, parse_plan_for, read_names
-from jaxppo.planning.validate.deviations import deviation
 from tests.planning import kiln
 from tests.planning.cpu_time import within
 from tests.planning.families import FAMILIES, draw_cases
-from tests.planning.val_oracle import ask_val, outcome
+from tests.planning.val_oracle import ask_val, deviation, outcome
 from tests.planning.vault import DOMAIN, PROBLEM, SOLUTION
 
 Texts = tuple[str, str, str]
