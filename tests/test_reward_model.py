@@ -367,7 +367,8 @@ def test_micro_batches_and_devices_change_nothing(small_preferences, monkeypatch
 
     def one_step(num_devices):
         parallel = DataParallel(devices=jax.devices()[:num_devices])
-        training = RewardModelLearner(config, model, LoraConfig(r=2, lora_alpha=4.0) if use_peft else None, parallel)
+        adapter = LoraConfig(r=2, lora_alpha=4.0) if use_peft else None
+        training = RewardModelLearner(config, model, parallel, adapter=adapter)
         batch = training.weighted(PreferenceData(pairs, 8, 0).batch(0))
         state = parallel.put(training.init_state(jax.tree.map(np.copy, params)))
         after, stats = training.make_step(10)(state, parallel.put(batch, 2))

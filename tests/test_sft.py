@@ -163,7 +163,7 @@ def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
     ).loss
     computed.backward()
     np.testing.assert_allclose(value, computed.item(), atol=1e-5)
-    held_out = ReferenceLoss(LLAMA, learner.parallel, 0, 1)(learner.policy(state), {"test": TOKEN_ROWS})
+    held_out = ReferenceLoss(LLAMA, learner.parallel, 0, 1)(learner.whole_model(state), {"test": TOKEN_ROWS})
     np.testing.assert_allclose(held_out["test"]["loss"], computed.item(), atol=1e-5)
     expected = peft_gradients(theirs, tmp_path / "gradients", LLAMA)
     jax.tree.map(

@@ -102,7 +102,7 @@ class TrainedModels:
         if self.adapter is None:
             trained, frozen = whole_models, None
         else:
-            trained, frozen = _split_adapters(whole_models, adapters)
+            trained, frozen = split_adapters(whole_models, adapters)
             if value is None or "trunk" not in value:
                 # A program that got the policy's trunk once more would hold it twice.
                 frozen.pop("value", None)
@@ -221,7 +221,7 @@ def frozen_bases(frozen: Params, trained: Params) -> Params:
     return bases
 
 
-def _split_adapters(whole_models: Params, adapters: Params) -> tuple[Params, Params]:
+def split_adapters(whole_models: Params, adapters: Params) -> tuple[Params, Params]:
     """Split models into what is trained and the frozen weights under it, both with layers stacked or both not."""
     trained: Params = {}
     frozen: Params = {}
