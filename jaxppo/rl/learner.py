@@ -3,7 +3,7 @@
 `step.py` calls them in a straight line; so can any other loop, with rewards of its own.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from jaxppo.types import (
 )
 
 
-class Learner:
+class Learner(TrainedModels):
     """Compiled programs of one policy architecture, for any algorithm of the table.
 
     A program is compiled on its first call, for the shapes of that call; the attributes that end in `_program` are what
@@ -72,20 +72,12 @@ class Learner:
         stop_table: np.ndarray | None = None,
     ):
         config.check_devices(parallel.row_shards)
-        self.config = config
-        self.parallel = parallel
-        self.models = TrainedModels(config, model, value_model or model, parallel, adapter)
-        self.model = self.models.policy
-        self.value_model = self.models.value
-        self.adapter = self.models.adapter
-        self.has_value_model = self.models.has_value_model
-        self.trained_models = self.models.trained
+        super().__init__(config, model, value_model or model, parallel, adapter)
         self.end_ids = model.source.eos_ids(eos_id)
         self.pad_id = pad_id
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._stop_table = stop_table
         self._length_gaps = padding.compiled_gaps(self.trained_models, length_gaps)
-        self._optimizer = optimizer.make_optimizer(config.optimizer)
         # A stage that runs out of memory is repeated with half the rows at once.
         self._sampling = Halving("sampling")
         self._scoring = Halving("scoring")
@@ -101,11 +93,7 @@ class Learner:
         # The memory of the state is donated: new parameters
         # and moments are written over the old ones.
         self.update_program = parallel.map(
-            partial(
-                self._update_on_device,
-                rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
-                skip_rules=self._skip_rules(),
-            ),
+            self._update_on_device,
             row_axes=(None, None, 2),
             out_axes=(None, None),
             donate=(0,),
@@ -164,32 +152,20 @@ class Learner:
             partial(rollout.completion_values, model=self.model, value_model=self.value_model)
         )
 
-    def _skip_rules(self) -> update.SkipRules:
-        rl = self.config.rl
-        return update.SkipRules(
-            ratio_threshold=rl.ratio_threshold if rl.spec.needs_values else None,
-            max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
-        )
-
     def _update_on_device(
-        self,
-        state: TrainState,
-        frozen: Params | None,
-        mini_batches: tuple[Any, Any],
-        *,
-        rates: optimizer.LearningRates,
-        skip_rules: update.SkipRules,
+        self, state: TrainState, frozen: Params | None, mini_batches: tuple[Any, Any]
     ) -> tuple[TrainState, Stats]:
         """Run `update.update` on one device, for adapters on frozen weights where there are any."""
+        rl = self.config.rl
 
         def loss(params: Params, batch: Trajectories, weights: Weights) -> tuple[Array, Stats]:
             return update.policy_gradient_loss(
-                self.models.attached(frozen, params),
+                self.attached(frozen, params),
                 batch,
                 weights,
                 model=self.trained_models[0],
                 value_model=self.trained_models[-1],
-                rl=self.config.rl,
+                rl=rl,
                 temperature=self.config.sampling.temperature,
             )
 
@@ -198,8 +174,9 @@ class Learner:
             mini_batches,
             loss=loss,
             optimizer=self._optimizer,
-            rates=rates,
-            skip_rules=skip_rules,
+            rates=optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates),
+            ratio_threshold=rl.ratio_threshold if rl.spec.needs_values else None,
+            max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
             axis_name=self.parallel.axes,
             length_gaps=self._length_gaps,
         )
@@ -216,7 +193,7 @@ class Learner:
                 lambda: models.init_params(self.value_model, jax.random.key(0), "score")
             )
         state = jax.eval_shape(self.init_state, policy, value)
-        persistent = self.models.persistent_arrays(state, policy)
+        persistent = self.persistent_arrays(state, policy)
         # What samples and scores: with adapters attached, and layers one by one.
         whole_models = jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state)
         return memory.RunShapes(
@@ -283,26 +260,6 @@ class Learner:
         """See `padding.has_one_length`."""
         parts = self.micro_batches(longest)
         return padding.has_one_length(self.trained_models, self._length_gaps, longest, parts)
-
-    # --- models
-
-    def init_state(
-        self, policy: Params, value: Params | None = None, adapter: Params | None = None
-    ) -> TrainState:
-        """Make the state before the first update, on all devices: see `TrainedModels.init_state`."""
-        return self.models.init_state(self._optimizer, policy, value, adapter)
-
-    def models_of(self, state: TrainState) -> Params:
-        """Return {"policy", "value"} as `models.apply` takes them, adapters attached, without copies where possible."""
-        return self.models.attached(state.frozen, state.params)
-
-    def reference(self, state: TrainState, policy: Params) -> Params | None:
-        """Return the reference model: see `TrainedModels.reference`."""
-        return self.models.reference(state, policy)
-
-    def with_changed_settings(self, state: TrainState, names: Collection[str]) -> TrainState:
-        """Return a restored state under changed settings: see `TrainedModels.with_changed_settings`."""
-        return self.models.with_changed_settings(state, names)
 
     # --- stages
 

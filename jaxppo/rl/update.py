@@ -22,16 +22,6 @@ Statistics named `min_...` and `max_...` are the least and the largest of these 
 """
 
 
-class SkipRules(NamedTuple):
-    """When an optimizer step is left out, apart from a loss or gradient that is not finite."""
-
-    ratio_threshold: float | None = None  # mean ratio of a mini-batch above which it is left out
-    max_policykl: float | None = None  # mean(old - new) in nats per token that ends the update
-
-
-SKIP_NOTHING = SkipRules()
-
-
 def init_state(
     params: Params, optimizer: optax.GradientTransformation, controls: Controls | None = None
 ) -> TrainState:
@@ -259,15 +249,16 @@ def update(
     loss: Loss,
     optimizer: optax.GradientTransformation,
     rates: LearningRates,
-    skip_rules: SkipRules = SKIP_NOTHING,
+    ratio_threshold: float | None = None,
+    max_policykl: float | None = None,
     axis_name: Axes = None,
     length_gaps: Sequence[int] = (),
 ) -> tuple[TrainState, Stats]:
     """Take one optimizer step per mini-batch, in order.
 
     A step is left out where the loss or the gradient is not finite, where no token of the mini-batch counts, where the
-    mean ratio is above the rules' threshold, and from the first mini-batch on whose policykl is above the rules' (all
-    later ones are left out too, and not computed).
+    mean ratio is above the threshold, and from the first mini-batch on whose policykl is too large (all later ones are
+    left out too, and not computed).
 
     Args:
         state: before the update.
@@ -275,7 +266,8 @@ def update(
         loss: see `Loss`.
         optimizer: gradient transformation.
         rates: learning rates.
-        skip_rules: when to leave out steps.
+        ratio_threshold: mean ratio of a mini-batch above which it is left out; None: never.
+        max_policykl: mean(old - new) in nats per token that ends the update; None: nothing does.
         axis_name: mapped device axis.
         length_gaps: see `gradients`.
 
@@ -295,7 +287,7 @@ def update(
         carry: tuple[TrainState, Array], batch: tuple[Any, Any]
     ) -> tuple[tuple[TrainState, Array], _StepOutcome]:
         state, has_stopped = carry
-        if skip_rules.max_policykl is None:
+        if max_policykl is None:
             sums = compute(state.params, batch)
         else:
             # After an early stop the passes of the remaining mini-batches are not computed.
@@ -304,7 +296,7 @@ def update(
         # watches, and what says whether the step is finite.
         stats = sums.stats | norms(sums.grads, axis_name)
         is_finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(sums.loss)
-        stops, is_allowed = _apply_skip_rules(stats, has_stopped, skip_rules)
+        stops, is_allowed = _apply_skip_rules(stats, has_stopped, ratio_threshold, max_policykl)
         has_tokens = sums.tokens > 0
         is_taken = is_finite & is_allowed & has_tokens
         # Every condition is on numbers that are summed over
@@ -369,15 +361,15 @@ def _averages(outcomes: _StepOutcome) -> Stats:
 
 
 def _apply_skip_rules(
-    stats: Stats, has_stopped: Array, skip_rules: SkipRules
+    stats: Stats, has_stopped: Array, ratio_threshold: float | None, max_policykl: float | None
 ) -> tuple[Array, Array]:
     """Return whether the update ends early, and whether this step may be taken."""
-    if skip_rules.max_policykl is not None:
-        has_stopped = has_stopped | (stats["policy/policykl_avg"] > skip_rules.max_policykl)
+    if max_policykl is not None:
+        has_stopped = has_stopped | (stats["policy/policykl_avg"] > max_policykl)
     is_allowed = ~has_stopped
-    if skip_rules.ratio_threshold is not None:
+    if ratio_threshold is not None:
         # Written as "not above", so that a ratio of NaN is allowed here and counted as not finite.
-        is_allowed = is_allowed & ~(stats["val/ratio"] > skip_rules.ratio_threshold)
+        is_allowed = is_allowed & ~(stats["val/ratio"] > ratio_threshold)
     return has_stopped, is_allowed
 
 
