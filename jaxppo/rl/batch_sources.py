@@ -8,9 +8,10 @@ thread at a time, so that all processes of a run give them the same programs in 
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, TypeAlias
 
 from jaxppo.data import PromptData, Shuffled, SuccessCurriculum
 from jaxppo.parallel import processes
@@ -26,8 +27,6 @@ from jaxppo.types import (
     Sequences,
     TrainState,
 )
-
-Sample = Callable[[], Batch]
 
 
 class Prefetch:
@@ -63,20 +62,6 @@ class Prefetch:
         if batch is None:
             return None
         return {name: getattr(batch, name) for name in PREFETCHED}
-
-
-class BatchSource(Protocol):
-    """Gives the batches of a run, with everything that the models compute of them."""
-
-    def next_batch(self, state: TrainState, host: HostState, step: int) -> Batch:
-        """Return the batch of update `step`."""
-        ...
-
-    def prefetching(
-        self, state: TrainState, host: HostState, step: int
-    ) -> AbstractContextManager[Prefetch]:
-        """Return a context for the rewards of update `step`: the `Prefetch` of the batch that is sampled meanwhile."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -176,28 +161,30 @@ class OneStepAhead:
     def prefetching(self, state: TrainState, host: HostState, step: int) -> Iterator[Prefetch]:
         """Sample the next batch while rewards are computed; leaving waits for it, also after an error."""
         prefetch = Prefetch()
-        sample = self._sample_next(state, host, step)
-        if sample is not None and self._beside_rewards:
+        if step + 1 == self._num_updates:
+            yield prefetch
+            return
+        # Drawn before the scores of this update are there: see `SuccessCurriculum.async_rollouts`.
+        curriculum = self._curriculum.draw(host.curriculum, step + 1)  # type: ignore[arg-type]
+        sample = partial(self._on_policy.sample, state, curriculum, step + 1)
+        if self._beside_rewards:
             prefetch.begin(self._thread.submit(sample))
         try:
             yield prefetch
         finally:
             prefetch.wait()
-        if sample is not None and not self._beside_rewards:
+        if not self._beside_rewards:
             sampled: Future[Batch] = Future()
             sampled.set_result(sample())
             prefetch.begin(sampled)
 
-    def _sample_next(self, state: TrainState, host: HostState, step: int) -> Sample | None:
-        if step + 1 == self._num_updates:
-            return None
-        # Drawn before the scores of this update are there: see `SuccessCurriculum.async_rollouts`.
-        curriculum = self._curriculum.draw(host.curriculum, step + 1)  # type: ignore[arg-type]
-        return lambda: self._on_policy.sample(state, curriculum, step + 1)
-
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
+
+
+BatchSource: TypeAlias = OnPolicy | OneStepAhead
+"""Gives the batches of a run, with everything that the models compute of them."""
 
 
 def stage_times(batch: Batch, next_batch: Batch | None, done_s: float) -> dict[str, float]:

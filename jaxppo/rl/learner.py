@@ -108,11 +108,6 @@ class Learner(TrainedModels):
 
     def _compile_sampling(self) -> Any:
         sampling = self.config.sampling
-        can_end = (
-            bool(self.stop_ids)
-            or self._stop_table is not None
-            or sampling.output_min_length is not None
-        )
         return self.parallel.map(
             partial(
                 rollout.generate,
@@ -125,7 +120,7 @@ class Learner(TrainedModels):
                 min_p=sampling.min_p,
                 repetition_penalty=sampling.repetition_penalty,
                 stop_table=self._stop_table,
-                drop_ended=sampling.drop_ended_rows if can_end else False,
+                drop_ended=sampling.drop_ended_rows,
             ),
             row_axes=(None, 0, 0, 0),
             out_axes=0,
@@ -275,7 +270,7 @@ class Learner(TrainedModels):
         # Drawn for the whole batch, so that a row has
         # the same numbers on any device and in any part.
         uniforms = self._uniforms(key, num_rows, sampling.response_length)
-        lengths = jnp.full((num_rows,), sampling.response_length, jnp.int32)
+        lengths = None
         if sampling.output_min_length is not None:
             key = ops.purpose_key(seed, ops.Purpose.LENGTHS, step)
             lengths = jax.random.randint(

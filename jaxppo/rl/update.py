@@ -100,7 +100,15 @@ def policy_gradient_loss(
         loss += rl.positive_nll * nll
         stats["loss/positive_nll_avg"] = nll
     if weights.values is not None:
-        value = _value_loss(params, batch, hidden, weights.values, value_model, rl)
+        assert batch.values is not None and batch.returns is not None
+        # A head on the policy's trunk reads what the policy's loss
+        # has computed; its gradient goes through the same trunk.
+        values = rollout.completion_values(
+            params, batch.sequences, model=model, value_model=value_model, policy_hidden=hidden
+        )
+        value = losses.value_loss(
+            values, batch.values, batch.returns, weights.values, rl.cliprange_value
+        )
         loss += rl.vf_coef * value.loss
         stats |= {
             "loss/value_avg": value.loss,
@@ -128,24 +136,6 @@ def _policy_loss(
         rl.delta,
         weights.ratios,
     )
-
-
-def _value_loss(
-    params: Params,
-    batch: Trajectories,
-    policy_hidden: Array,
-    weights: Array,
-    value_model: ModelConfig,
-    rl: RLConfig,
-) -> losses.ValueLoss:
-    # A head on the policy's trunk reads what the policy's loss
-    # has computed; its gradient goes through the same trunk.
-    hidden = policy_hidden
-    if "trunk" in params["value"]:  # a value model of its own, not a head on the policy's trunk
-        hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model)
-    values = rollout.values_of_hidden(params, hidden)
-    assert batch.values is not None and batch.returns is not None
-    return losses.value_loss(values, batch.values, batch.returns, weights, rl.cliprange_value)
 
 
 class MiniBatchSums(NamedTuple):
@@ -247,7 +237,7 @@ def update(
     mini_batches: tuple[Any, Any],
     *,
     loss: Loss,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     rates: LearningRates,
     ratio_threshold: float | None = None,
     max_policykl: float | None = None,
