@@ -20,12 +20,7 @@ _SETTINGS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
     "yarn": ("factor", _LENGTH, "beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
-_REQUIRED_SETTINGS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-}
+_OPTIONAL_SETTINGS = (_LENGTH, "beta_fast", "beta_slow", "attention_factor", "truncate")
 
 
 class Rotary(NamedTuple):
@@ -242,8 +237,9 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
             settings[_LENGTH] = raw[_LENGTH]
     if kind == "yarn":
         settings = _with_yarn_defaults(settings, rope, max_positions)
-    for name in _REQUIRED_SETTINGS[kind]:
-        check_at_least(1.0 if name == "factor" else 0.0, f"{key}.{name}", settings.get(name))
+    for name in _SETTINGS[kind]:
+        if name not in _OPTIONAL_SETTINGS:
+            check_at_least(1.0 if name == "factor" else 0.0, f"{key}.{name}", settings.get(name))
     return Rope(rope_type=kind, rope_theta=rope.get("rope_theta", theta), **settings), rope.get(
         "partial_rotary_factor"
     )

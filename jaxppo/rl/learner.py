@@ -80,8 +80,8 @@ class Learner(TrainedModels):
         self._length_gaps = padding.compiled_gaps(self.trained_models, length_gaps)
         # A stage that runs out of memory is repeated with half the rows at once.
         self._sampling = Halving("sampling")
-        self._scoring = Halving("scoring")
-        self._learning = Halving("learning")
+        self._scoring = Halving("scoring", self._compile_scoring)
+        self._learning = Halving("learning", self._compile_mini_batches)
         self._sampled_rows: dict[int, int | None] = {}  # by the length of prompts
         self.sample_program = self._compile_sampling()
         self._compile_scoring()
@@ -100,7 +100,7 @@ class Learner(TrainedModels):
             compiler_options=update.compiler_options(self.trained_models),
         )
         self.pack_program = jax.jit(rollout.to_sequences, static_argnames="length")
-        self.mini_batches_program = jax.jit(self._cut_mini_batches)
+        self._compile_mini_batches()
         self._uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
         self._cast = jax.jit(partial(models.cast, self.model))
 
@@ -127,7 +127,7 @@ class Learner(TrainedModels):
         )
 
     def _compile_scoring(self) -> None:
-        """Compile the forward passes of policy, reference and value model, in parts of at most the configured rows."""
+        """Compile the forward passes of policy, reference and value model, in parts of at most `scored_rows`."""
 
         def compiled(forward: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
@@ -146,6 +146,11 @@ class Learner(TrainedModels):
         self.values_program = compiled(
             partial(rollout.completion_values, model=self.model, value_model=self.value_model)
         )
+
+    def _compile_mini_batches(self) -> None:
+        # A new function each time: jax.jit would take the trace
+        # of the old one, which has the old number of parts.
+        self.mini_batches_program = jax.jit(partial(self._cut_mini_batches))
 
     def _update_on_device(
         self, state: TrainState, frozen: Params | None, mini_batches: tuple[Any, Any]
@@ -202,8 +207,6 @@ class Learner(TrainedModels):
     @cached_property
     def activation_budget(self) -> int | None:
         """Bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
-        if memory.device_bytes() is None:
-            return None
         return memory.activation_budget(self.shapes)
 
     def micro_batches(self, length: int) -> int:
@@ -231,7 +234,12 @@ class Learner(TrainedModels):
     def sampling_parts(self, prompt_length: int) -> int:
         """Return into how many parts the prompts of an update are cut, which are sampled one after the other."""
         if prompt_length not in self._sampled_rows:
-            self._sampled_rows[prompt_length] = self._fitting_rows(prompt_length)
+            self._sampled_rows[prompt_length] = memory.sampled_rows(
+                self.shapes,
+                prompt_length,
+                self.config.sampling.response_length,
+                self.config.peft.use_peft,
+            )
         prompts = self.config.num_prompts // self.parallel.row_shards
         fitting = self._sampled_rows[prompt_length]
         at_once = prompts
@@ -239,17 +247,6 @@ class Learner(TrainedModels):
             fitting_prompts = max(1, fitting // self.config.rl.group_size)
             at_once = min(prompts, fitting_prompts)
         return memory.num_equal_parts(prompts, self._sampling.rows(at_once))
-
-    def _fitting_rows(self, prompt_length: int) -> int | None:
-        """Return how many rows a device samples at once; None where its memory is not known."""
-        if memory.device_bytes() is None:
-            return None
-        return memory.sampled_rows(
-            self.shapes,
-            prompt_length,
-            self.config.sampling.response_length,
-            self.config.peft.use_peft,
-        )
 
     def _has_one_length(self, longest: int) -> bool:
         """See `padding.has_one_length`."""
@@ -364,19 +361,10 @@ class Learner(TrainedModels):
         """
         length = sequences.input_ids.shape[1]
         rows = self.config.batch_size // self.parallel.row_shards
-        compiled_for = self._scoring.divisor
-
-        def score() -> ModelOutputs:
-            nonlocal compiled_for
-            if self._scoring.divisor != compiled_for:
-                compiled_for = self._scoring.divisor
-                self._compile_scoring()  # how many rows it takes at once is part of the program
-            return self._score(state, reference, sequences, rollout)
-
-        def rows_at_once() -> int:
-            return min(rows, self.scored_rows(length) or rows)
-
-        return self._scoring.repeated(score, rows_at_once)
+        return self._scoring.repeated(
+            lambda: self._score(state, reference, sequences, rollout),
+            lambda: min(rows, self.scored_rows(length) or rows),
+        )
 
     def _score(
         self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout
@@ -452,15 +440,8 @@ class Learner(TrainedModels):
         # mini-batches that the interrupted one would have drawn.
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None)  # frozen weights are no part of what is donated
-        compiled_for = self._learning.divisor
 
         def learn() -> tuple[TrainState, Stats]:
-            nonlocal compiled_for
-            if self._learning.divisor != compiled_for:
-                compiled_for = self._learning.divisor
-                # A new function: jax.jit would take the trace of
-                # the old one, which has the old number of parts.
-                self.mini_batches_program = jax.jit(lambda *args: self._cut_mini_batches(*args))
             mini_batches = self.mini_batches_program(batch, key)
             return self.update_program(trained, state.frozen, mini_batches)
 

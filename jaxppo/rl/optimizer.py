@@ -42,35 +42,26 @@ HIGHEST_ADAPTER_RATE = 1e-3
 """Adapters of small models take no more than this, twice the highest rate of LoRA's appendix D (arXiv:2106.09685)."""
 
 
-def highest_usual_rate(parameters: int, *, supervised: bool, use_peft: bool) -> float:
-    """Return the highest learning rate that is usual for a pretrained model.
-
-    The rate of all weights is, in supervised training, that of the model's size in `HIGHEST_SUPERVISED_RATES`, and
-    elsewhere `HIGHEST_RL_RATE`. Adapters take `ADAPTER_FACTOR` times as much, at most `HIGHEST_ADAPTER_RATE`.
-
-    Args:
-        parameters: of the model, those under adapters included.
-        supervised: whether a loss of given texts is learned, as in `sft` and `reward_model`.
-        use_peft: whether adapters are trained.
-    """
-    rate = HIGHEST_RL_RATE
-    if supervised:
-        rate = next(highest for size, highest in HIGHEST_SUPERVISED_RATES if parameters <= size)
-    return min(ADAPTER_FACTOR * rate, HIGHEST_ADAPTER_RATE) if use_peft else rate
-
-
 def high_rates(
     config: OptimizerConfig, parameters: int, *, supervised: bool, use_peft: bool = False
 ) -> str | None:
     """Return a warning where a pretrained model would learn at an unusually high rate, or None.
 
+    The highest usual rate of all weights is, in supervised training, that of the model's size in
+    `HIGHEST_SUPERVISED_RATES`, and elsewhere `HIGHEST_RL_RATE`. Adapters take `ADAPTER_FACTOR` times as much, at most
+    `HIGHEST_ADAPTER_RATE`.
+
     Args:
         config: of the run.
-        parameters: as for `highest_usual_rate`; below `PRETRAINED_SIZE` there is no warning.
-        supervised: see `highest_usual_rate`.
-        use_peft: see `highest_usual_rate`.
+        parameters: of the model, those under adapters included; below `PRETRAINED_SIZE` there is no warning.
+        supervised: whether a loss of given texts is learned, as in `sft` and `reward_model`.
+        use_peft: whether adapters are trained.
     """
-    highest = highest_usual_rate(parameters, supervised=supervised, use_peft=use_peft)
+    highest = HIGHEST_RL_RATE
+    if supervised:
+        highest = next(rate for size, rate in HIGHEST_SUPERVISED_RATES if parameters <= size)
+    if use_peft:
+        highest = min(ADAPTER_FACTOR * highest, HIGHEST_ADAPTER_RATE)
     rates = {
         "learning_rate": config.learning_rate,
         "value_learning_rate": config.value_learning_rate,
@@ -103,8 +94,8 @@ def warnings(
         config: of the run.
         num_updates: of the schedule.
         parameters: of a model that was read; None for a fresh one, which may take any rate.
-        supervised: see `highest_usual_rate`.
-        use_peft: see `highest_usual_rate`.
+        supervised: see `high_rates`.
+        use_peft: see `high_rates`.
     """
     found = []
     if parameters is not None:

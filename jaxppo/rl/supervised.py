@@ -153,8 +153,6 @@ class TrainedAlone:
     @cached_property
     def room(self) -> int | None:
         """See `memory.activation_budget`."""
-        if memory.device_bytes() is None:
-            return None
         return memory.activation_budget(self._shapes)
 
     @cached_property
