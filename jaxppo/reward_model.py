@@ -64,12 +64,11 @@ def preference_loss(
         center_rewards_coefficient: c; None for 0.
 
     Returns:
-        Loss and {"loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward"}, see `update.Loss`.
+        Loss and {"loss", "accuracy", "margin", "mean_reward"}, see `update.Loss`.
 
     Source: TRL 1.12 RewardTrainer.compute_loss; Bradley and Terry 1952; centering: arXiv:2312.09244.
     """
     difference = chosen - rejected
-    rewards = jnp.stack([chosen, rejected])
     # Not the log of a sigmoid, which is infinite where a pair is far off.
     loss = ops.weighted_sum(-jax.nn.log_sigmoid(difference - margins), weights)
     if center_rewards_coefficient is not None:
@@ -78,9 +77,7 @@ def preference_loss(
         "loss": loss,
         "accuracy": ops.weighted_sum((difference > 0).astype(jnp.float32), weights),
         "margin": ops.weighted_sum(difference, weights),
-        "min_reward": jnp.min(rewards),
         "mean_reward": ops.weighted_sum(0.5 * (chosen + rejected), weights),
-        "max_reward": jnp.max(rewards),
     }
 
 

@@ -1,7 +1,6 @@
 """The update program: every epoch, mini-batch and micro-batch of one rollout, for the rows of one device."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +15,7 @@ from jaxppo.rl.optimizer import LearningRates, apply_gradients
 from jaxppo.types import Array, Axes, Controls, Params, Stats, TrainState, Trajectories, Weights
 
 Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]
-"""(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device.
-
-Statistics named `min_...` and `max_...` are the least and the largest of these rows instead.
-"""
+"""(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device."""
 
 
 def init_state(
@@ -169,42 +165,22 @@ def gradients(
         token_weights = jax.tree.leaves(weights)[0]
         return MiniBatchSums(value, grads, stats, jnp.sum(token_weights))
 
-    def add(
-        total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]],
-    ) -> tuple[MiniBatchSums, Stats]:
+    def add(total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]]) -> MiniBatchSums:
         # Within the branch that `cut_to_longest` takes, so that each gradient is added as soon as
         # it is computed: otherwise those of a whole micro-batch stand in memory beside the sum.
         total, micro_batch = total_and_micro_batch
-        part = sums_of(micro_batch)
-        return jax.tree.map(jnp.add, total, part), _extremes(part.stats, lambda x: x)
+        return jax.tree.map(jnp.add, total, sums_of(micro_batch))
 
-    def add_cut(total: MiniBatchSums, micro_batch: tuple[Any, Any]) -> tuple[MiniBatchSums, Stats]:
-        return padding.cut_to_longest(add, (total, micro_batch), length_gaps)
+    def add_cut(total: MiniBatchSums, micro_batch: tuple[Any, Any]) -> tuple[MiniBatchSums, None]:
+        return padding.cut_to_longest(add, (total, micro_batch), length_gaps), None
 
     first = jax.tree.map(lambda x: x[0], micro_batches)
     # A loop of one round would hold a sum of zeros beside the gradient.
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
         total = sums_of(first)
     else:
-        zeros = _zeros(sums_of, first)
-        total, extremes_of_parts = jax.lax.scan(add_cut, zeros, micro_batches)
-        extremes = _extremes(extremes_of_parts, partial(jnp.max, axis=0))
-        total = total._replace(stats=total.stats | extremes)
-    # Least and largest are no sums: taken before the sum over devices, and put back after it.
-    extremes = _extremes(total.stats, partial(ops.global_max, axis_name=axis_name))
-    total = partition.total(total, axis_name)
-    return total._replace(stats=total.stats | extremes)
-
-
-def _extremes(stats: Stats, largest: Callable[[Array], Array]) -> Stats:
-    """Return the statistics that are not sums, each reduced by a function that gives the largest of several."""
-    extremes: Stats = {}
-    for name, x in stats.items():
-        if name.startswith("min_"):
-            extremes[name] = -largest(-x)
-        elif name.startswith("max_"):
-            extremes[name] = largest(x)
-    return extremes
+        total, _ = jax.lax.scan(add_cut, _zeros(sums_of, first), micro_batches)
+    return partition.total(total, axis_name)
 
 
 def _zeros(function: Callable[..., MiniBatchSums], *args: Any) -> MiniBatchSums:
