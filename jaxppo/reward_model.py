@@ -138,7 +138,7 @@ class RewardModelLearner(TrainedAlone):
             chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient
         )
 
-    def with_weights(self, batch: PairBatch) -> tuple[PairBatch, Array]:
+    def with_weights(self, batch: PairBatch) -> tuple[PairBatch, np.ndarray]:
         """Return the pairs of a step, and each one's share of the mean."""
         count = len(batch.chosen_ids)
         # Shares of the whole step, so that micro-batches and devices add up to its mean.

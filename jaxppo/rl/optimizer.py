@@ -252,6 +252,7 @@ def apply_gradients(
     """
     # The rate is applied here and not by optax, as policy
     # and value model have rates of their own on one norm.
+    directions: Any
     directions, opt_state = optimizer.update(
         grads, state.opt_state, state.params, norm=norm, is_taken=is_taken
     )

@@ -284,9 +284,8 @@ class SFT(TrainedAlone):
     ) -> memory.Budget:
         """Estimate the memory of steps on these rows, and of an evaluation: see `memory.supervised_budget`."""
         batch = rows.longest_batch()
-        return self.budget_of(
-            *batch.input_ids.shape, batch.completion_ids.shape[1], evaluation=evaluation
-        )
+        count, length = batch.input_ids.shape
+        return self.budget_of(count, length, batch.completion_ids.shape[1], evaluation)
 
 
 def check_finite(output: StepOutput) -> None:
