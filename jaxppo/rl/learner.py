@@ -78,6 +78,7 @@ class Learner(TrainedModels):
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._stop_table = stop_table
         self._length_gaps = padding.compiled_gaps(self.trained_models, length_gaps)
+        self._rates = optimizer.make_learning_rates(config.optimizer, config.num_updates)
         # A stage that runs out of memory is repeated with half the rows at once.
         self._sampling = Halving("sampling")
         self._scoring = Halving("scoring", self._compile_scoring)
@@ -174,7 +175,7 @@ class Learner(TrainedModels):
             mini_batches,
             loss=loss,
             optimizer=self._optimizer,
-            rates=optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates),
+            rates=self._rates,
             ratio_threshold=rl.ratio_threshold if rl.spec.needs_values else None,
             max_policykl=1.5 * rl.target_kl if rl.early_stopping else None,
             axis_name=self.parallel.axes,
