@@ -164,7 +164,7 @@ def test_gpt2_config_that_changed_is_written_with_its_own_names():
         (NEOX, {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
         (NEOX, {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "rope_parameters.factor"),
         (NEOX, {"rope_parameters": "default"}, "rope_parameters"),
-        (NEOX, {"rotary_pct": 0.25, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type"),
+        (NEOX, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type"),
         (NEOX, {"bos_token_id": [2, 3]}, "bos_token_id"),
         (GPT2, {"add_cross_attention": True}, "add_cross_attention"),
         (GPT2, {"activation_function": "prelu"}, "activation_function"),
