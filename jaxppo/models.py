@@ -405,9 +405,6 @@ def made_for(config: ModelConfig, model_max_length: int | None = None) -> tuple[
         model_max_length: what the tokenizer says of the model.
     """
     limits = {"max_position_embeddings": config.max_position_embeddings}
-    # Less where rotary embeddings would change with a longer text.
-    if config.max_length is not None:
-        limits["positions"] = config.max_length
     if model_max_length is not None:
         limits["model_max_length"] = model_max_length
     # The lowest: tokenizers and models are sometimes published with different ones.

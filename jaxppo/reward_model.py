@@ -29,29 +29,19 @@ from jaxppo.evaluate.intervals import interval_text, wilson
 from jaxppo.hf import hub
 from jaxppo.hf.export import REWARD_MODEL, base_of, models_meta, write_models, write_tokenizer
 from jaxppo.nn import ModelConfig, lora
-from jaxppo.nn.lora import LoraConfig
 from jaxppo.parallel import processes, stacks
-from jaxppo.parallel.devices import DataParallel
-from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory, sizes
 from jaxppo.report.run_page import reported
 from jaxppo.reward_functions.score_head import RowScorer, score_rows
-from jaxppo.rl import ops, optimizer, update
+from jaxppo.rl import ops, optimizer
 from jaxppo.rl.describe import print_memory
 from jaxppo.rl.start import adapter_of
-from jaxppo.rl.supervised import (
-    TrainedAlone,
-    check_finite,
-    in_parts,
-    init_state,
-    supervised_step,
-    whole_model,
-)
+from jaxppo.rl.supervised import TrainedAlone, check_finite
 from jaxppo.run import activity, cli, preemption
 from jaxppo.run.console import Console
 from jaxppo.run.folder import Run, begin
 from jaxppo.run.loop import LoopSteps, TrainingLoop
-from jaxppo.types import Array, Params, Stats, TrainState
+from jaxppo.types import Array, Params, Stats
 
 
 def preference_loss(
@@ -74,12 +64,11 @@ def preference_loss(
         center_rewards_coefficient: c; None for 0.
 
     Returns:
-        Loss and {"loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward"}, see `update.Loss`.
+        Loss and {"loss", "accuracy", "margin", "mean_reward"}, see `update.Loss`.
 
     Source: TRL 1.12 RewardTrainer.compute_loss; Bradley and Terry 1952; centering: arXiv:2312.09244.
     """
     difference = chosen - rejected
-    rewards = jnp.stack([chosen, rejected])
     # Not the log of a sigmoid, which is infinite where a pair is far off.
     loss = ops.weighted_sum(-jax.nn.log_sigmoid(difference - margins), weights)
     if center_rewards_coefficient is not None:
@@ -88,9 +77,7 @@ def preference_loss(
         "loss": loss,
         "accuracy": ops.weighted_sum((difference > 0).astype(jnp.float32), weights),
         "margin": ops.weighted_sum(difference, weights),
-        "min_reward": jnp.min(rewards),
         "mean_reward": ops.weighted_sum(0.5 * (chosen + rejected), weights),
-        "max_reward": jnp.max(rewards),
     }
 
 
@@ -134,90 +121,36 @@ def start_model(
     )
 
 
-@dataclasses.dataclass(frozen=True)
 class RewardModelLearner(TrainedAlone):
     """Training of a reward model of one architecture on all devices."""
 
     config: RewardModelConfig
-    model: ModelConfig  # as it computes
-    adapter: LoraConfig | None  # None: all weights are trained
-    parallel: DataParallel
+    head = "score"
+    texts_per_row = 2  # the chosen and the rejected one
 
-    @property
-    def _trained(self) -> ModelConfig:
-        return models.with_checkpointing(self.model, self.config.gradient_checkpointing)
+    def loss(self, params: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
+        """See `preference_loss`."""
+        # Both texts of each pair, read in one pass.
+        ids = jnp.concatenate([batch.chosen_ids, batch.rejected_ids])
+        lengths = jnp.concatenate([batch.chosen_lengths, batch.rejected_lengths])
+        chosen, rejected = jnp.split(score_rows(params, ids, lengths, model=self.trained), 2)
+        return preference_loss(
+            chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient
+        )
 
-    def init_state(self, params: Params) -> TrainState:
-        """Return the state before the first step: of a model, or of an adapter and score head on a frozen trunk."""
-        adapter = None
-        if self.adapter is not None:
-            key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
-            adapter = lora.init_adapter(self.model, self.adapter, key)
-        return init_state(self.config.optimizer, self._trained, params, self.adapter, adapter)
-
-    def whole(self, trained: Params, frozen: Params | None) -> Params:
-        """{"trunk", "score"} as `models.apply` takes them, with the adapter attached."""
-        return whole_model(trained, frozen, self.adapter)
-
-    def _start(self) -> tuple[TrainState, Params]:
-        state = self.init_state(models.init_params(self.model, jax.random.key(0), "score"))
-        return state, stacks.unstack(self.whole(state.params, state.frozen))
-
-    def pairs_at_once(self, pairs: int, length: int) -> int:
-        """Return how many of the pairs of a step a device learns from at once, for texts of `length` tokens."""
-        pairs //= self.parallel.row_shards
-        rows = memory.rows_at_once([self._trained], length, self.room, self.parallel.sizes[TENSOR])
-        # A pair is two rows.
-        at_once = pairs if rows is None else min(pairs, max(1, rows // 2))
-        return pairs // memory.num_equal_parts(pairs, self.halving.rows(at_once))
+    def with_weights(self, batch: PairBatch) -> tuple[PairBatch, np.ndarray]:
+        """Return the pairs of a step, and each one's share of the mean."""
+        count = len(batch.chosen_ids)
+        # Shares of the whole step, so that micro-batches and devices add up to its mean.
+        return batch, np.full(count, 1 / count, np.float32)
 
     def budget(self, pairs: PreferenceData) -> memory.Budget:
         """Estimate the memory of steps on these pairs, and of an evaluation."""
         count, length = pairs.longest_batch().chosen_ids.shape
-        texts_at_once = 2 * self.pairs_at_once(count, length)
         scored = self.config.eval_batch_size // self.parallel.row_shards
         scored = max(1, min(scored, memory.rows_at_once([self.model], length) or scored))
         evaluation = {"activations": sizes.scored_bytes(self.model, scored, length)}
-        return self._budget(2 * count, (texts_at_once, length, 0), evaluation)
-
-    def weighted(self, batch: PairBatch) -> tuple[PairBatch, Array]:
-        """Return the pairs of a step and each one's share of the mean, in the fastest micro-batches that fit."""
-        count = len(batch.chosen_ids)
-        # Shares of the whole step, so that micro-batches and devices add up to its mean.
-        weights = np.full(count, 1 / count, np.float32)
-        return in_parts(
-            (batch, weights), self.pairs_at_once(*batch.chosen_ids.shape), self.parallel
-        )
-
-    def make_step(self, num_steps: int) -> Any:
-        """Compile the optimizer step: (state, pairs with their weights) -> (state, stats)."""
-        return self._compiled(optimizer.make_learning_rates(self.config.optimizer, num_steps))
-
-    def _step(
-        self,
-        state: TrainState,
-        mini_batches: tuple[PairBatch, Array],
-        *,
-        rates: optimizer.LearningRates,
-    ) -> tuple[TrainState, Stats]:
-        def loss(trained: Params, batch: PairBatch, weights: Array) -> tuple[Array, Stats]:
-            # Both texts of each pair, read in one pass.
-            ids = jnp.concatenate([batch.chosen_ids, batch.rejected_ids])
-            lengths = jnp.concatenate([batch.chosen_lengths, batch.rejected_lengths])
-            params = self.whole(trained, state.frozen)
-            chosen, rejected = jnp.split(score_rows(params, ids, lengths, model=self._trained), 2)
-            return preference_loss(
-                chosen, rejected, batch.margins, weights, self.config.center_rewards_coefficient
-            )
-
-        return update.update(
-            state,
-            mini_batches,
-            loss=loss,
-            optimizer=optimizer.make_optimizer(self.config.optimizer),
-            rates=rates,
-            axis_name=self.parallel.axes,
-        )
+        return self.budget_of(count, length, 0, evaluation)
 
 
 def evaluate_pairs(
@@ -349,7 +282,7 @@ def train_reward_model(config: RewardModelConfig) -> Path:
     ):
         console.warn(warning)
     model = models.with_dtype(start.model, config.dtype, config.run.attention)
-    learner = RewardModelLearner(config, model, adapter, parallel)
+    learner = RewardModelLearner(config, model, parallel, adapter=adapter)
     data = PreferenceData(train_pairs, config.batch_size, config.run.seed, model.max_length)
     print_memory(console, learner.budget(data))
     if config.run.dry_run:
@@ -385,9 +318,6 @@ def _train(
             )
         return results
 
-    def whole(state: TrainState) -> Params:
-        return learner.whole(state.params, state.frozen)
-
     results: dict[str, Any] = {
         "headline_split": next(iter(config.eval_splits), None),
         "before": evaluate(parallel.put(start.params)),
@@ -399,15 +329,8 @@ def _train(
     dataset = str(config.dataset)
     steps = LoopSteps(
         total=num_steps,
-        step=supervised_step(
-            learner.make_step(num_steps),
-            data.batch,
-            learner.weighted,
-            lambda batch: learner.pairs_at_once(*batch.chosen_ids.shape),
-            parallel,
-            learner.halving,
-        ),
-        evaluate=lambda state: eval_metrics(evaluate(whole(state))),
+        step=learner.step_on(learner.make_step(num_steps), data.batch),
+        evaluate=lambda state: eval_metrics(evaluate(learner.whole_model(state))),
         meta=run.meta(config, models_meta(base, None, learner.adapter, (), dataset, texts)),
         title="reward model",
         header=f"reward model from {config.model_path} on {config.dataset}, into {run.folder}",
@@ -417,10 +340,10 @@ def _train(
     with trackers:
         state = parallel.put(learner.init_state(start.params))
         state, last = TrainingLoop(run, config.loop, steps, state).run()
-        results["after"] = evaluate(whole(state))
+        results["after"] = evaluate(learner.whole_model(state))
         trackers.log(num_steps, eval_metrics(results["after"]))
     # The loss leaves a constant undetermined; PPO subtracts this one.
-    chosen_scores = scorer(whole(state), [pair.chosen for pair in train_pairs])
+    chosen_scores = scorer(learner.whole_model(state), [pair.chosen for pair in train_pairs])
     results["reward_bias"] = float(np.mean(chosen_scores, dtype=np.float64))
     params, frozen = stacks.unstack(parallel.to_host((state.params, state.frozen)))
     if processes.is_first():

@@ -421,7 +421,7 @@ def _carry_out(
     start = inputs.start
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        results = held_out.measure(learner.policy(state), fixed_rows_only=True)
+        results = held_out.measure(learner.whole_model(state), fixed_rows_only=True)
         for split, measures in results.items():
             # One that is no number stays among the metrics: the best checkpoint may be chosen by it.
             if "loss" in measures and not _warn_of_overflow(run.console, split, measures["loss"]):
@@ -445,7 +445,7 @@ def _carry_out(
     if processes.is_first():
         write_tokenizer(run.folder, start.tokenizer)
     state, meta = TrainingLoop(run, loop, steps, state).run()
-    results = held_out.measure(learner.policy(state))
+    results = held_out.measure(learner.whole_model(state))
     for split, measures in results.items():
         if "loss" in measures and _warn_of_overflow(run.console, split, measures["loss"]):
             del measures["loss"]  # JSON has no word for it

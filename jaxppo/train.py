@@ -30,7 +30,7 @@ from jaxppo.report.run_page import reported
 from jaxppo.reward_functions import registry
 from jaxppo.reward_functions.judge import Judge, failed_samples
 from jaxppo.rewards import Rewards, TrainerState
-from jaxppo.rl.batch_sources import OneStepAhead, OnPolicy
+from jaxppo.rl.batch_sources import BatchSource, OneStepAhead, OnPolicy
 from jaxppo.rl.describe import plan_of, print_plan
 from jaxppo.rl.learner import Learner
 from jaxppo.rl.start import Start, StartModels, load_start
@@ -65,7 +65,7 @@ class Setup:
         Args:
             reference: language model, on the devices; None: no KL.
         """
-        source: OnPolicy | OneStepAhead = OnPolicy(
+        source: BatchSource = OnPolicy(
             self.learner, reference, self.prompts, self.meter.clock.finish_time
         )
         with ExitStack() as stack:

@@ -29,7 +29,7 @@ from jaxppo.parallel import stacks
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.profiling import memory
 from jaxppo.rl import optimizer, padding, update
-from jaxppo.rl.supervised import SFT, sft_loss, whole_model
+from jaxppo.rl.supervised import SFT
 from jaxppo.run.checkpoints import Checkpoints
 from jaxppo.run.jsonl import read_metrics
 from jaxppo.run.preemption import Preempted
@@ -148,7 +148,8 @@ def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
     state = learner.init_state(base, adapter)
 
     def loss(trained):
-        return sft_loss(whole_model(trained, state.frozen, SHAPE), sequences, weights, model=LLAMA)[0]
+        whole = learner.whole_model(state._replace(params=trained))
+        return learner.loss(whole, sequences, weights)[0]
 
     value, gradients = jax.value_and_grad(loss)(state.params)
     labels = np.full(batch.input_ids.shape, -100)
@@ -163,7 +164,7 @@ def test_gradients_of_adapters_are_those_of_peft(bases, tmp_path):
     ).loss
     computed.backward()
     np.testing.assert_allclose(value, computed.item(), atol=1e-5)
-    held_out = ReferenceLoss(LLAMA, learner.parallel, 0, 1)(learner.policy(state), {"test": TOKEN_ROWS})
+    held_out = ReferenceLoss(LLAMA, learner.parallel, 0, 1)(learner.whole_model(state), {"test": TOKEN_ROWS})
     np.testing.assert_allclose(held_out["test"]["loss"], computed.item(), atol=1e-5)
     expected = peft_gradients(theirs, tmp_path / "gradients", LLAMA)
     jax.tree.map(

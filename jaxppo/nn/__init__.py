@@ -20,31 +20,6 @@ from jaxppo.types import Params
 FAMILIES: dict[str, Family] = {"gpt_neox": GPT_NEOX, "gpt2": GPT2, **LLAMA}
 """`model_type` -> family."""
 
-_EXPERTS = "a mixture of experts, which needs a router and a loss that balances it"
-_VISION = (
-    "a model with a vision tower; its text part alone would have to come as a folder of its own"
-)
-UNSUPPORTED = {
-    "gemma": "Gemma 1, whose layers have two norms where those of Gemma 3 have four",
-    "gemma2": "Gemma 2, which needs capped logits, of attention as well",
-    "phi": "Phi, which needs partial rotary embeddings in parallel blocks and a head with a bias",
-    "phi3": "Phi-3, which needs fused projections and rotary frequencies of the kind longrope",
-    "granite": "Granite, which needs its four multipliers",
-    "olmo2": "OLMo 2, which needs norms after attention and MLP, and of whole queries and keys",
-    "qwen3_5": "Qwen3.5, which needs layers of linear attention",
-    "mixtral": _EXPERTS,
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-    "gpt_oss": _EXPERTS,
-    "gemma3": _VISION,
-    "qwen2_vl": _VISION,
-    "qwen2_5_vl": _VISION,
-    "qwen3_vl": _VISION,
-    "llama4": _VISION,
-    "mistral3": _VISION,
-}
-"""`model_type` -> what it is, and what computing it would need."""
-
 
 def family_of(model_type: object) -> Family:
     """Return the family of a `model_type`.
@@ -54,10 +29,7 @@ def family_of(model_type: object) -> Family:
     """
     name = str(model_type)
     if name not in FAMILIES:
-        description = f" ({UNSUPPORTED[name]})" if name in UNSUPPORTED else ""
-        raise ModelError(
-            f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}{description}"
-        )
+        raise ModelError(f"model_type: expected one of {', '.join(FAMILIES)}, got {model_type!r}")
     return FAMILIES[name]
 
 

@@ -5,7 +5,7 @@ stacked (`parallel/stacks.py`); those that are not are stacked first, which is a
 
 Three things are decided here, and none of them changes a number. *Loop or not*: `ModelConfig.scans_layers`. *What the
 gradient saves of a layer*: everything, the results of its large products alone, with or without what attention gives,
-or its input alone; each of the four is a function `_saving_...` around the same `_run_layer`. *Where weights are
+or its input alone; the four are in `_run_saving`, around the same `_run_layer`. *Where weights are
 gathered*: a device that has shards gathers a layer's weights inside that function, so that they are dropped after the
 layer and gathered again for its gradient, and no device ever holds all layers. The last layer is apart from the others
 in all of this: it computes only the tokens that are read, and its gradient comes first, so that what it saves is held
@@ -57,15 +57,16 @@ def run_layers(
     last = len(graphs) - 1
     # Later layers attend to every token, so that all but the last compute every token.
     all_tokens = context._replace(read=None)
-    run_layer = _layer_function(config)
+    saved = _saved(config)
+    run_layer = partial(_run_saving, saved)
     if stacks.is_stacked(layers) or config.scans_layers:
         hidden = _scan_layers(run_layer, graphs[:last], layers, hidden, all_tokens)
     else:
         for i in range(last):
             hidden = run_layer(graphs[i], layers[str(i)], hidden, all_tokens)
     # The gradient begins with the last layer: what it saves of it is held for no time.
-    run_last = _saving_all if config.computation.gradient_checkpointing else run_layer
-    return run_last(graphs[last], _layer_weights(layers, last), hidden, context)
+    saved_of_last = "all" if saved == "inputs" else saved
+    return _run_saving(saved_of_last, graphs[last], _layer_weights(layers, last), hidden, context)
 
 
 def _scan_layers(
@@ -141,13 +142,13 @@ def run_cached(
 # ------------------------------------------------------------------------------ what the gradient saves of a layer
 
 
-def _layer_function(config: ModelConfig) -> Callable[..., Array]:
-    """Return `_run_layer` as the gradient of this model is to save it."""
+def _saved(config: ModelConfig) -> str:
+    """Return what the gradient of this model saves of a layer: see `_run_saving`."""
     if config.computation.gradient_checkpointing:
-        return _saving_inputs
+        return "inputs"
     if not config.computation.accelerated:
-        return _saving_all
-    return _saving_projected if config.scans_layers else _saving_attended
+        return "all"
+    return "projected" if config.scans_layers else "attended"
 
 
 def _gather_weights(weights: Params, hidden: Array) -> Params:
@@ -179,55 +180,36 @@ def _run_layer_cached(
     return nnx.merge(graph, weights)(hidden, context)
 
 
-@partial(jax.jit, static_argnums=0)
-def _saving_all(
-    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
+@partial(jax.jit, static_argnums=(0, 1))
+def _run_saving(
+    saved: str, graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
 ) -> Array:
-    """Save all but gathered weights, so that no device ever holds all layers."""
-    # Without shards there is nothing to leave out.
-    if not partition.is_split(weights, hidden.shape[-1]):
-        return _run_layer(graph, weights, hidden, context)
-    policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-    return jax.checkpoint(partial(_run_layer, graph), policy=policy)(weights, hidden, context)
+    """Run a layer whose gradient saves what is said.
 
+    all: all but gathered weights, so that no device ever holds all layers.
 
-@partial(jax.jit, static_argnums=0)
-def _saving_projected(
-    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
-) -> Array:
-    """Save the products that go into attention and the activation; what lies between, and attention, is computed again.
+    projected: the products that go into attention and the activation; what lies between, and attention, is computed
+    again. No product with weights is (docs/accelerators.md has what it takes). For a loop, which copies all that it
+    saves.
 
-    No product with weights is computed again (docs/accelerators.md has what it takes). For a loop, which copies all
-    that it saves.
-    """
-    policy = jax.checkpoint_policies.save_only_these_names(SAVED, PROJECTED)
-    return jax.checkpoint(partial(_run_layer, graph), policy=policy, prevent_cse=False)(
-        weights, hidden, context
-    )
-
-
-@partial(jax.jit, static_argnums=0)
-def _saving_attended(
-    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
-) -> Array:
-    """Save what attention takes and its kernel gives, and what goes into the activation; norms are computed again.
-
+    attended: what attention takes and its kernel gives, and what goes into the activation; norms are computed again.
     For layers that are no loop: what they save is not copied, and their gradient does not call the kernel again.
+
+    inputs: the layer's input alone; the rest is computed again. This works only in a loop: outside of one, XLA on the
+    CPU merges the second computation with the first (common subexpressions), and saves everything.
     """
-    # The gradient goes through it as well: that of a layer's weights is computed before that of
-    # the layer below. Else XLA may put it off, and hold what it needs of all layers.
-    weights, hidden = jax.lax.optimization_barrier((weights, hidden))
-    policy = jax.checkpoint_policies.save_only_these_names(SAVED, ATTENDED)
-    return jax.checkpoint(partial(_run_layer, graph), policy=policy)(weights, hidden, context)
-
-
-@partial(jax.jit, static_argnums=0)
-def _saving_inputs(
-    graph: nnx.GraphDef, weights: Params, hidden: Array, context: AttentionContext
-) -> Array:
-    """Save only the layer's input; the gradient computes the rest again.
-
-    This works only in a loop: outside of one, XLA on the CPU merges the second computation with the first (common
-    subexpressions), and saves everything.
-    """
-    return jax.checkpoint(partial(_run_layer, graph), prevent_cse=False)(weights, hidden, context)
+    run = partial(_run_layer, graph)
+    policies = jax.checkpoint_policies
+    if saved == "projected":
+        policy = policies.save_only_these_names(SAVED, PROJECTED)
+        run = jax.checkpoint(run, policy=policy, prevent_cse=False)
+    elif saved == "attended":
+        # The gradient goes through it as well: that of a layer's weights is computed before that of
+        # the layer below. Else XLA may put it off, and hold what it needs of all layers.
+        weights, hidden = jax.lax.optimization_barrier((weights, hidden))
+        run = jax.checkpoint(run, policy=policies.save_only_these_names(SAVED, ATTENDED))
+    elif saved == "inputs":
+        run = jax.checkpoint(run, prevent_cse=False)
+    elif partition.is_split(weights, hidden.shape[-1]):  # else there is nothing to leave out
+        run = jax.checkpoint(run, policy=policies.save_anything_except_these_names(GATHERED))
+    return run(weights, hidden, context)

@@ -52,12 +52,10 @@ class GPTNeoXConfig(ModelConfig):
     attention_bias: bool = True
 
     def _check_family(self) -> None:
-        check_choice("model_type", self.model_type, ("gpt_neox",))
         check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
         for name in ("use_parallel_residual", "attention_bias"):
             check_bool(name, getattr(self, name))
         check_at_least(0.0, "rotary_pct", self.rotary_pct)
-        self.rope.check(self.rotated)
         if self.rotary_dim > self.head_dim:
             raise ModelError(
                 f"rotary_pct: expected a share in [0, 1] of the head size, so that pairs of its {self.head_dim} "
@@ -76,11 +74,6 @@ class GPTNeoXConfig(ModelConfig):
         """Rotated dimensions R of each head: pairs, rounded up."""
         # -(-a // b) is a / b rounded up.
         return 2 * -(-self.rotated // 2)
-
-    @property
-    def max_length(self) -> int | None:
-        """None but for frequencies that depend on the length of the text."""
-        return self.rope.max_length
 
 
 class NeoXAttention(nnx.Module):

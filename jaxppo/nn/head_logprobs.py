@@ -210,8 +210,8 @@ def token_kl(
     Args:
         hidden: [..., D], of p.
         kernel: [D, V], of p.
-        ref_hidden: [..., D'], of q.
-        ref_kernel: [D', V], of q.
+        ref_hidden: [..., D], of q.
+        ref_kernel: [D, V], of q.
         temperature: divides both logits.
         vocab: as for `token_logprobs`, of both kernels.
         block: largest block of logits at once; default: `default_block`.
@@ -224,10 +224,6 @@ def token_kl(
     block = block or default_block()
     vocab = kernel.shape[1] if vocab is None else vocab
     columns = _vocab_blocks(vocab, block, vocab_axis=1)
-    # Models of two widths: the narrower one is filled
-    # up with zeros, which add nothing to a product.
-    width = max(kernel.shape[0], ref_kernel.shape[0])
-    kernels = (_pad_axis(kernel, width, axis=0), _pad_axis(ref_kernel, width, axis=0))
 
     def row_kl(rows: tuple[Array, Array]) -> Array:
         # p and q go through one product and one sum, the rows
@@ -235,7 +231,7 @@ def token_kl(
         stacked_hidden = jnp.stack(rows)
 
         def step(sums: _Softmax, c: Array) -> tuple[_Softmax, None]:
-            parts = jnp.stack([columns.get(kernel, c) for kernel in kernels])
+            parts = jnp.stack([columns.get(kernel, c), columns.get(ref_kernel, c)])
             z = einsum_fp32("nrd,ndc->nrc", stacked_hidden, parts)
             # Not z / temperature less ref_z / temperature: with
             # a fused multiply-add that is not 0 for equal ones.
@@ -250,18 +246,10 @@ def token_kl(
         # Row 0 is p, row 1 is q: sum_v p (z - ref_z) - logsumexp(z) + logsumexp(ref_z).
         return mean_gap + (largest[1] - largest[0]) + (log_total[1] - log_total[0])
 
-    flat_hidden = _pad_axis(hidden.reshape(-1, hidden.shape[-1]), width, axis=1)
-    flat_ref_hidden = _pad_axis(ref_hidden.reshape(-1, ref_hidden.shape[-1]), width, axis=1)
-    return map_in_chunks(row_kl, (flat_hidden, flat_ref_hidden), block.rows).reshape(
-        hidden.shape[:-1]
-    )
-
-
-def _pad_axis(x: Array, size: int, axis: int) -> Array:
-    """Fill up one axis of a matrix with zeros."""
-    padding = [(0, 0), (0, 0)]
-    padding[axis] = (0, size - x.shape[axis])
-    return jnp.pad(x, padding)
+    flat_hidden = hidden.reshape(-1, hidden.shape[-1])
+    flat_ref_hidden = ref_hidden.reshape(-1, hidden.shape[-1])
+    kl = map_in_chunks(row_kl, (flat_hidden, flat_ref_hidden), block.rows)
+    return kl.reshape(hidden.shape[:-1])
 
 
 # ----------------------------------------------------------------------------------------- sums over the vocabulary

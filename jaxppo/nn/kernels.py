@@ -52,13 +52,11 @@ def attend(
     """
     if q_bhtk.dtype != jnp.bfloat16:
         return None
-    if form == "triton" and window is not None:
-        return None
-    kernel = KERNELS[form]
-
-    def program(*arrays: Array | None) -> Array:
-        return kernel(*arrays, scale=scale, window=window)
-
+    program = partial(splash, scale=scale, window=window)
+    if form == "triton":
+        if window is not None:
+            return None
+        program = partial(triton, scale=scale)
     return _at_default_precision(program)(q_bhtk, k_bgtk, v_bgtk, mask)
 
 
@@ -69,14 +67,12 @@ def triton(
     mask: Array | None,
     *,
     scale: float,
-    window: None = None,
     interpret: bool = False,
 ) -> Array:
     """`attend` by `jax.experimental.pallas.ops.gpu.attention`, which has no windows.
 
     Source: FlashAttention (arXiv:2205.14135).
     """
-    assert window is None
     num_tokens = q_bhtk.shape[2]
     # The kernel has no shared heads: keys and values are repeated for each head of queries.
     queries_per_key = q_bhtk.shape[1] // k_bgtk.shape[1]
@@ -201,10 +197,6 @@ def _at_default_precision(program: Callable[..., Array]) -> Callable[..., Array]
 
     compute.defvjp(forward, backward)
     return compute
-
-
-KERNELS: dict[str, Callable[..., Array]] = {"triton": triton, "splash": splash}
-"""Form of attention -> its kernel."""
 
 
 def _pad_to_multiple(x: Array, multiple: int, axis: int) -> Array:

@@ -224,8 +224,6 @@ class LlamaConfig(ModelConfig):
             check_bool(name, getattr(self, name))
             if getattr(self, name) and name not in self.kind.flags:
                 raise ModelError(f"{name}: expected false for a {self.model_type} model, got true")
-        for rope in self._ropes:
-            rope.check(self.head_dim)
         if self.query_pre_attn_scalar is not None:
             check_at_least(1e-6, "query_pre_attn_scalar", self.query_pre_attn_scalar)
         if self.sliding_window is not None:
@@ -239,16 +237,6 @@ class LlamaConfig(ModelConfig):
     def kind(self) -> Kind:
         """What tells this `model_type` from the others."""
         return KINDS[self.model_type]
-
-    @property
-    def max_length(self) -> int | None:
-        """None but for frequencies that depend on the length of the text."""
-        lengths = [rope.max_length for rope in self._ropes if rope.max_length is not None]
-        return min(lengths, default=None)
-
-    @property
-    def _ropes(self) -> list[Rope]:
-        return [self.rope] if self.window_rope is None else [self.rope, self.window_rope]
 
 
 _SAME_KEYS = ("max_position_embeddings", "hidden_act", "tie_word_embeddings", "initializer_range")

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxppo.data import SEQUENCE_BUCKET
 from jaxppo.errors import ModelError
 from jaxppo.nn.blocks import select_tokens
 from jaxppo.nn.checks import check_at_least, check_bool, check_choice, check_positive_int
@@ -18,17 +17,10 @@ _LENGTH = "original_max_position_embeddings"
 _SETTINGS = {
     "default": (),
     "linear": ("factor",),
-    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
     "yarn": ("factor", _LENGTH, "beta_fast", "beta_slow", "attention_factor", "truncate"),
 }
-_REQUIRED_SETTINGS = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-}
+_OPTIONAL_SETTINGS = (_LENGTH, "beta_fast", "beta_slow", "attention_factor", "truncate")
 
 
 class Rotary(NamedTuple):
@@ -47,11 +39,10 @@ class Rope:
     Names and meanings are transformers'.
 
     Attributes:
-        rope_type: default (not stretched), linear (arXiv:2306.15595), dynamic (NTK-aware), llama3 or yarn
-            (arXiv:2309.00071).
+        rope_type: default (not stretched), linear (arXiv:2306.15595), llama3 or yarn (arXiv:2309.00071).
         rope_theta: base of the frequencies.
         factor: about how many times longer texts may be.
-        original_max_position_embeddings: tokens of a text before that; `dynamic` stretches nothing up to there.
+        original_max_position_embeddings: tokens of a text before that.
         low_freq_factor: llama3: wavelengths above `original_max_position_embeddings` over it are stretched in full.
         high_freq_factor: llama3: those below `original_max_position_embeddings` over it not at all.
         beta_fast: yarn: frequencies with more rotations than this in the original length are not stretched.
@@ -91,38 +82,19 @@ class Rope:
         if self.rope_type == "yarn" and self.rope_theta == 1.0:
             raise ModelError("rope_theta: expected more than 1.0 for rope_type yarn, got 1.0")
 
-    def check(self, dimensions: int) -> None:
-        """Raise a `ModelError` unless this many dimensions of a head can rotate in this way."""
-        if self.rope_type == "dynamic" and dimensions <= 2:
-            raise ModelError(
-                f"rope_type: expected more than 2 rotated dimensions for dynamic, got {dimensions}"
-            )
-
-    @property
-    def max_length(self) -> int | None:
-        """Largest length of a row in which no token depends on later ones; None: any length.
-
-        With `dynamic`, frequencies change with the length of a text beyond the original one: log-probabilities of
-        sampling and of learning would differ. The padding of packed rows counts.
-        """
-        if self.rope_type != "dynamic":
-            return None
-        # Rounded down to the multiple that rows are padded to.
-        return self.original_max_position_embeddings // SEQUENCE_BUCKET * SEQUENCE_BUCKET
-
     def angles(self, positions: Array, dimensions: int, dtype: Any) -> Rotary:
         """Rotary angles of each position: angle_i = position f_i, f_i = theta^(-2 i / n), some of them stretched.
 
         Args:
-            positions: [B or 1, T] int32, the index of each token among the real tokens of its row. With `dynamic`,
-                frequencies follow the longest of these rows, as in transformers.
+            positions: [B or 1, T] int32, the index of each token among the real tokens of its row.
             dimensions: n, rotated dimensions of a head.
             dtype: dtype of the result; the angles themselves are float32.
 
         Source: transformers modeling_rope_utils.py.
         """
         exponents = jnp.arange(0, dimensions, 2, dtype=jnp.float32) / max(dimensions, 1)
-        frequencies = 1.0 / self._base(positions, dimensions) ** exponents
+        # A float: JAX takes no integers of 2^31.
+        frequencies = 1.0 / float(self.rope_theta) ** exponents
         unstretched = self._unstretched_share(frequencies)
         if unstretched is not None:
             frequencies = (1 - unstretched) * frequencies / self.factor + unstretched * frequencies
@@ -136,17 +108,6 @@ class Rope:
             cos = cos * self.attention_factor
             sin = sin * self.attention_factor
         return Rotary(cos.astype(dtype), sin.astype(dtype))
-
-    def _base(self, positions: Array, dimensions: int) -> Any:
-        """Theta; with `dynamic`, for L >= L0 tokens, theta (s L / L0 - (s - 1))^(n / (n - 2))."""
-        theta = float(self.rope_theta)  # JAX takes no integers of 2^31
-        if self.rope_type != "dynamic":
-            return theta
-        factor = float(self.factor)
-        original = self.original_max_position_embeddings
-        length = jnp.maximum(jnp.max(positions) + 1, original)
-        stretch = factor * length / original - (factor - 1)
-        return theta * stretch ** (dimensions / (dimensions - 2))
 
     def _unstretched_share(self, frequencies: Array) -> Array | None:
         """Share of each frequency that is not stretched: [n / 2] fp32; None where all are treated alike.
@@ -206,7 +167,7 @@ class Rope:
         keys = {theta_key: self.rope_theta, "rope_parameters": parameters}
         if self.rope_type == "default":
             return keys
-        # Before 4.43 there was no `rope_type`, and linear and dynamic had just two keys.
+        # Before 4.43 there was no `rope_type`, and linear had just two keys.
         name = "type" if len(settings) == 1 else "rope_type"
         return keys | {"rope_scaling": {name: self.rope_type, **settings}}
 
@@ -269,18 +230,16 @@ def rope_from_hf(raw: Mapping[str, Any], theta: Any) -> tuple[Rope, float | None
         raise ModelError(f"{key}.rope_type: expected one of {', '.join(_SETTINGS)}, got {kind!r}")
     settings = {name: rope[name] for name in _SETTINGS[kind] if rope.get(name) is not None}
     max_positions = raw["max_position_embeddings"]
-    # transformers takes the length before stretching from here for `dynamic` alone, whatever its
-    # settings say; for the others a value next to the settings counts before one among them.
-    if kind == "dynamic":
-        settings[_LENGTH] = max_positions
-    elif _LENGTH in _SETTINGS[kind]:
+    # Of the length before stretching a value next to the settings counts before one among them.
+    if _LENGTH in _SETTINGS[kind]:
         settings.setdefault(_LENGTH, max_positions)
         if raw.get(_LENGTH) is not None:
             settings[_LENGTH] = raw[_LENGTH]
     if kind == "yarn":
         settings = _with_yarn_defaults(settings, rope, max_positions)
-    for name in _REQUIRED_SETTINGS[kind]:
-        check_at_least(1.0 if name == "factor" else 0.0, f"{key}.{name}", settings.get(name))
+    for name in _SETTINGS[kind]:
+        if name not in _OPTIONAL_SETTINGS:
+            check_at_least(1.0 if name == "factor" else 0.0, f"{key}.{name}", settings.get(name))
     return Rope(rope_type=kind, rope_theta=rope.get("rope_theta", theta), **settings), rope.get(
         "partial_rotary_factor"
     )

@@ -17,13 +17,15 @@ class Halving:
 
     Args:
         stage: its name, for the warning.
+        on_halved: called each time, such as to compile programs for the new number.
 
     Attributes:
         divisor: the rows that were planned are divided by it.
     """
 
-    def __init__(self, stage: str):
+    def __init__(self, stage: str, on_halved: Callable[[], None] = lambda: None):
         self.stage = stage
+        self._on_halved = on_halved
         self.divisor = 1
 
     def rows(self, planned: int) -> int:
@@ -77,6 +79,7 @@ class Halving:
         for _ in range(planned_rows.bit_length()):
             self.divisor *= 2
             if rows() < planned_rows:
+                self._on_halved()
                 return True
         self.divisor = divisor
         return False

@@ -8,9 +8,10 @@ thread at a time, so that all processes of a run give them the same programs in 
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, TypeAlias
 
 from jaxppo.data import PromptData
 from jaxppo.parallel import processes
@@ -25,8 +26,6 @@ from jaxppo.types import (
     Sequences,
     TrainState,
 )
-
-Sample = Callable[[], Batch]
 
 
 class Prefetch:
@@ -62,18 +61,6 @@ class Prefetch:
         if batch is None:
             return None
         return {name: getattr(batch, name) for name in PREFETCHED}
-
-
-class BatchSource(Protocol):
-    """Gives the batches of a run, with everything that the models compute of them."""
-
-    def next_batch(self, state: TrainState, prefetched: Prefetched, step: int) -> Batch:
-        """Return the batch of update `step`."""
-        ...
-
-    def prefetching(self, state: TrainState, step: int) -> AbstractContextManager[Prefetch]:
-        """Return a context for the rewards of update `step`: the `Prefetch` of the batch that is sampled meanwhile."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -171,26 +158,28 @@ class OneStepAhead:
     def prefetching(self, state: TrainState, step: int) -> Iterator[Prefetch]:
         """Sample the next batch while rewards are computed; leaving waits for it, also after an error."""
         prefetch = Prefetch()
-        sample = self._sample_next(state, step)
-        if sample is not None and self._beside_rewards:
+        if step + 1 == self._num_updates:
+            yield prefetch
+            return
+        sample = partial(self._on_policy.sample, state, step + 1)
+        if self._beside_rewards:
             prefetch.begin(self._thread.submit(sample))
         try:
             yield prefetch
         finally:
             prefetch.wait()
-        if sample is not None and not self._beside_rewards:
+        if not self._beside_rewards:
             sampled: Future[Batch] = Future()
             sampled.set_result(sample())
             prefetch.begin(sampled)
 
-    def _sample_next(self, state: TrainState, step: int) -> Sample | None:
-        if step + 1 == self._num_updates:
-            return None
-        return lambda: self._on_policy.sample(state, step + 1)
-
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
+
+
+BatchSource: TypeAlias = OnPolicy | OneStepAhead
+"""Gives the batches of a run, with everything that the models compute of them."""
 
 
 def stage_times(batch: Batch, next_batch: Batch | None, done_s: float) -> dict[str, float]:

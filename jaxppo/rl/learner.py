@@ -3,7 +3,7 @@
 `step.py` calls them in a straight line; so can any other loop, with rewards of its own.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from jaxppo.types import (
 )
 
 
-class Learner:
+class Learner(TrainedModels):
     """Compiled programs of one policy architecture, for any algorithm of the table.
 
     A program is compiled on its first call, for the shapes of that call; the attributes that end in `_program` are what
@@ -72,24 +72,17 @@ class Learner:
         stop_table: np.ndarray | None = None,
     ):
         config.check_devices(parallel.row_shards)
-        self.config = config
-        self.parallel = parallel
-        self.models = TrainedModels(config, model, value_model or model, parallel, adapter)
-        self.model = self.models.policy
-        self.value_model = self.models.value
-        self.adapter = self.models.adapter
-        self.has_value_model = self.models.has_value_model
-        self.trained_models = self.models.trained
+        super().__init__(config, model, value_model or model, parallel, adapter)
         self.end_ids = model.source.eos_ids(eos_id)
         self.pad_id = pad_id
         self.stop_ids = config.sampling.stop_ids(self.end_ids)
         self._stop_table = stop_table
         self._length_gaps = padding.compiled_gaps(self.trained_models, length_gaps)
-        self._optimizer = optimizer.make_optimizer(config.optimizer)
+        self._rates = optimizer.make_learning_rates(config.optimizer, config.num_updates)
         # A stage that runs out of memory is repeated with half the rows at once.
         self._sampling = Halving("sampling")
-        self._scoring = Halving("scoring")
-        self._learning = Halving("learning")
+        self._scoring = Halving("scoring", self._compile_scoring)
+        self._learning = Halving("learning", self._compile_mini_batches)
         self._sampled_rows: dict[int, int | None] = {}  # by the length of prompts
         self.sample_program = self._compile_sampling()
         self._compile_scoring()
@@ -101,18 +94,14 @@ class Learner:
         # The memory of the state is donated: new parameters
         # and moments are written over the old ones.
         self.update_program = parallel.map(
-            partial(
-                self._update_on_device,
-                rates=optimizer.make_learning_rates(config.optimizer, config.num_updates),
-                skip_rules=self._skip_rules(),
-            ),
+            self._update_on_device,
             row_axes=(None, None, 2),
             out_axes=(None, None),
             donate=(0,),
             compiler_options=update.compiler_options(self.trained_models),
         )
         self.pack_program = jax.jit(rollout.to_sequences, static_argnames="length")
-        self.mini_batches_program = jax.jit(self._cut_mini_batches)
+        self._compile_mini_batches()
         self._uniforms = jax.jit(ops.row_uniforms, static_argnums=(1, 2))
         self._cast = jax.jit(partial(models.cast, self.model))
 
@@ -120,11 +109,6 @@ class Learner:
 
     def _compile_sampling(self) -> Any:
         sampling = self.config.sampling
-        can_end = (
-            bool(self.stop_ids)
-            or self._stop_table is not None
-            or sampling.output_min_length is not None
-        )
         return self.parallel.map(
             partial(
                 rollout.generate,
@@ -137,14 +121,14 @@ class Learner:
                 min_p=sampling.min_p,
                 repetition_penalty=sampling.repetition_penalty,
                 stop_table=self._stop_table,
-                drop_ended=sampling.drop_ended_rows if can_end else False,
+                drop_ended=sampling.drop_ended_rows,
             ),
             row_axes=(None, 0, 0, 0),
             out_axes=0,
         )
 
     def _compile_scoring(self) -> None:
-        """Compile the forward passes of policy, reference and value model, in parts of at most the configured rows."""
+        """Compile the forward passes of policy, reference and value model, in parts of at most `scored_rows`."""
 
         def compiled(forward: Any) -> Any:
             def in_parts(params: Params, sequences: Sequences) -> Any:
@@ -164,32 +148,25 @@ class Learner:
             partial(rollout.completion_values, model=self.model, value_model=self.value_model)
         )
 
-    def _skip_rules(self) -> update.SkipRules:
-        rl = self.config.rl
-        return update.SkipRules(
-            ratio_threshold=rl.ratio_threshold if rl.spec.needs_values else None,
-            max_policykl=None if rl.target_kl is None else 1.5 * rl.target_kl,
-        )
+    def _compile_mini_batches(self) -> None:
+        # A new function each time: jax.jit would take the trace
+        # of the old one, which has the old number of parts.
+        self.mini_batches_program = jax.jit(partial(self._cut_mini_batches))
 
     def _update_on_device(
-        self,
-        state: TrainState,
-        frozen: Params | None,
-        mini_batches: tuple[Any, Any],
-        *,
-        rates: optimizer.LearningRates,
-        skip_rules: update.SkipRules,
+        self, state: TrainState, frozen: Params | None, mini_batches: tuple[Any, Any]
     ) -> tuple[TrainState, Stats]:
         """Run `update.update` on one device, for adapters on frozen weights where there are any."""
+        rl = self.config.rl
 
         def loss(params: Params, batch: Trajectories, weights: Weights) -> tuple[Array, Stats]:
             return update.policy_gradient_loss(
-                self.models.attached(frozen, params),
+                self.attached(frozen, params),
                 batch,
                 weights,
                 model=self.trained_models[0],
                 value_model=self.trained_models[-1],
-                rl=self.config.rl,
+                rl=rl,
                 temperature=self.config.sampling.temperature,
             )
 
@@ -198,8 +175,9 @@ class Learner:
             mini_batches,
             loss=loss,
             optimizer=self._optimizer,
-            rates=rates,
-            skip_rules=skip_rules,
+            rates=self._rates,
+            ratio_threshold=rl.ratio_threshold if rl.spec.needs_values else None,
+            max_policykl=None if rl.target_kl is None else 1.5 * rl.target_kl,
             axis_name=self.parallel.axes,
             length_gaps=self._length_gaps,
         )
@@ -216,7 +194,7 @@ class Learner:
                 lambda: models.init_params(self.value_model, jax.random.key(0), "score")
             )
         state = jax.eval_shape(self.init_state, policy, value)
-        persistent = self.models.persistent_arrays(state, policy)
+        persistent = self.persistent_arrays(state, policy)
         # What samples and scores: with adapters attached, and layers one by one.
         whole_models = jax.eval_shape(lambda state: stacks.unstack(self.models_of(state)), state)
         return memory.RunShapes(
@@ -230,8 +208,6 @@ class Learner:
     @cached_property
     def activation_budget(self) -> int | None:
         """Bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
-        if memory.device_bytes() is None:
-            return None
         return memory.activation_budget(self.shapes)
 
     def micro_batches(self, length: int) -> int:
@@ -257,7 +233,12 @@ class Learner:
     def sampling_parts(self, prompt_length: int) -> int:
         """Return into how many parts the prompts of an update are cut, which are sampled one after the other."""
         if prompt_length not in self._sampled_rows:
-            self._sampled_rows[prompt_length] = self._fitting_rows(prompt_length)
+            self._sampled_rows[prompt_length] = memory.sampled_rows(
+                self.shapes,
+                prompt_length,
+                self.config.sampling.response_length,
+                self.config.peft.use_peft,
+            )
         prompts = self.config.num_prompts // self.parallel.row_shards
         fitting = self._sampled_rows[prompt_length]
         at_once = prompts
@@ -266,41 +247,10 @@ class Learner:
             at_once = min(prompts, fitting_prompts)
         return memory.num_equal_parts(prompts, self._sampling.rows(at_once))
 
-    def _fitting_rows(self, prompt_length: int) -> int | None:
-        """Return how many rows a device samples at once; None where its memory is not known."""
-        if memory.device_bytes() is None:
-            return None
-        return memory.sampled_rows(
-            self.shapes,
-            prompt_length,
-            self.config.sampling.response_length,
-            self.config.peft.use_peft,
-        )
-
     def _has_one_length(self, longest: int) -> bool:
         """See `padding.has_one_length`."""
         parts = self.micro_batches(longest)
         return padding.has_one_length(self.trained_models, self._length_gaps, longest, parts)
-
-    # --- models
-
-    def init_state(
-        self, policy: Params, value: Params | None = None, adapter: Params | None = None
-    ) -> TrainState:
-        """Make the state before the first update, on all devices: see `TrainedModels.init_state`."""
-        return self.models.init_state(self._optimizer, policy, value, adapter)
-
-    def models_of(self, state: TrainState) -> Params:
-        """Return {"policy", "value"} as `models.apply` takes them, adapters attached, without copies where possible."""
-        return self.models.attached(state.frozen, state.params)
-
-    def reference(self, state: TrainState, policy: Params) -> Params | None:
-        """Return the reference model: see `TrainedModels.reference`."""
-        return self.models.reference(state, policy)
-
-    def with_changed_settings(self, state: TrainState, names: Collection[str]) -> TrainState:
-        """Return a restored state under changed settings: see `TrainedModels.with_changed_settings`."""
-        return self.models.with_changed_settings(state, names)
 
     # --- stages
 
@@ -316,7 +266,7 @@ class Learner:
         # Drawn for the whole batch, so that a row has
         # the same numbers on any device and in any part.
         uniforms = self._uniforms(key, num_rows, sampling.response_length)
-        lengths = jnp.full((num_rows,), sampling.response_length, jnp.int32)
+        lengths = None
         if sampling.output_min_length is not None:
             key = ops.purpose_key(seed, ops.Purpose.LENGTHS, step)
             lengths = jax.random.randint(
@@ -409,16 +359,10 @@ class Learner:
             rollout: from `generate`.
         """
         length = sequences.input_ids.shape[1]
-        compiled_for = self._scoring.divisor
-
-        def score() -> ModelOutputs:
-            nonlocal compiled_for
-            if self._scoring.divisor != compiled_for:
-                compiled_for = self._scoring.divisor
-                self._compile_scoring()  # how many rows it takes at once is part of the program
-            return self._score(state, reference, sequences, rollout)
-
-        return self._scoring.repeated(score, lambda: self.scored_rows(length))
+        return self._scoring.repeated(
+            lambda: self._score(state, reference, sequences, rollout),
+            lambda: self.scored_rows(length),
+        )
 
     def _score(
         self, state: TrainState, reference: Params | None, sequences: Sequences, rollout: Rollout
@@ -494,15 +438,8 @@ class Learner:
         # mini-batches that the interrupted one would have drawn.
         key = ops.purpose_key(self.config.run.seed, ops.Purpose.MINI_BATCHES, step)
         trained = state._replace(frozen=None)  # frozen weights are no part of what is donated
-        compiled_for = self._learning.divisor
 
         def learn() -> tuple[TrainState, Stats]:
-            nonlocal compiled_for
-            if self._learning.divisor != compiled_for:
-                compiled_for = self._learning.divisor
-                # A new function: jax.jit would take the trace of
-                # the old one, which has the old number of parts.
-                self.mini_batches_program = jax.jit(lambda *args: self._cut_mini_batches(*args))
             mini_batches = self.mini_batches_program(batch, key)
             return self.update_program(trained, state.frozen, mini_batches)
 

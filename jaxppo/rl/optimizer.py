@@ -42,35 +42,26 @@ HIGHEST_ADAPTER_RATE = 1e-3
 """Adapters of small models take no more than this, twice the highest rate of LoRA's appendix D (arXiv:2106.09685)."""
 
 
-def highest_usual_rate(parameters: int, *, supervised: bool, use_peft: bool) -> float:
-    """Return the highest learning rate that is usual for a pretrained model.
-
-    The rate of all weights is, in supervised training, that of the model's size in `HIGHEST_SUPERVISED_RATES`, and
-    elsewhere `HIGHEST_RL_RATE`. Adapters take `ADAPTER_FACTOR` times as much, at most `HIGHEST_ADAPTER_RATE`.
-
-    Args:
-        parameters: of the model, those under adapters included.
-        supervised: whether a loss of given texts is learned, as in `sft` and `reward_model`.
-        use_peft: whether adapters are trained.
-    """
-    rate = HIGHEST_RL_RATE
-    if supervised:
-        rate = next(highest for size, highest in HIGHEST_SUPERVISED_RATES if parameters <= size)
-    return min(ADAPTER_FACTOR * rate, HIGHEST_ADAPTER_RATE) if use_peft else rate
-
-
 def high_rates(
     config: OptimizerConfig, parameters: int, *, supervised: bool, use_peft: bool = False
 ) -> str | None:
     """Return a warning where a pretrained model would learn at an unusually high rate, or None.
 
+    The highest usual rate of all weights is, in supervised training, that of the model's size in
+    `HIGHEST_SUPERVISED_RATES`, and elsewhere `HIGHEST_RL_RATE`. Adapters take `ADAPTER_FACTOR` times as much, at most
+    `HIGHEST_ADAPTER_RATE`.
+
     Args:
         config: of the run.
-        parameters: as for `highest_usual_rate`; below `PRETRAINED_SIZE` there is no warning.
-        supervised: see `highest_usual_rate`.
-        use_peft: see `highest_usual_rate`.
+        parameters: of the model, those under adapters included; below `PRETRAINED_SIZE` there is no warning.
+        supervised: whether a loss of given texts is learned, as in `sft` and `reward_model`.
+        use_peft: whether adapters are trained.
     """
-    highest = highest_usual_rate(parameters, supervised=supervised, use_peft=use_peft)
+    highest = HIGHEST_RL_RATE
+    if supervised:
+        highest = next(rate for size, rate in HIGHEST_SUPERVISED_RATES if parameters <= size)
+    if use_peft:
+        highest = min(ADAPTER_FACTOR * highest, HIGHEST_ADAPTER_RATE)
     rates = {
         "learning_rate": config.learning_rate,
         "value_learning_rate": config.value_learning_rate,
@@ -89,22 +80,6 @@ def high_rates(
     )
 
 
-def long_warmup(config: OptimizerConfig, num_updates: int) -> str | None:
-    """Return a warning where a run ends before its learning rate has risen to the peak, or None.
-
-    Args:
-        config: of the run.
-        num_updates: of the schedule.
-    """
-    if config.warmup_steps <= num_updates:
-        return None
-    share = num_updates / config.warmup_steps
-    return (
-        f"warmup_steps {config.warmup_steps} is more than the {num_updates} updates of the run, which ends with a "
-        f"learning rate of {share * config.learning_rate:.3g}, {share:.0%} of learning_rate {config.learning_rate:g}"
-    )
-
-
 def warnings(
     config: OptimizerConfig,
     num_updates: int,
@@ -119,13 +94,22 @@ def warnings(
         config: of the run.
         num_updates: of the schedule.
         parameters: of a model that was read; None for a fresh one, which may take any rate.
-        supervised: see `highest_usual_rate`.
-        use_peft: see `highest_usual_rate`.
+        supervised: see `high_rates`.
+        use_peft: see `high_rates`.
     """
-    high = None
+    found = []
     if parameters is not None:
         high = high_rates(config, parameters, supervised=supervised, use_peft=use_peft)
-    return [warning for warning in (high, long_warmup(config, num_updates)) if warning is not None]
+        if high is not None:
+            found.append(high)
+    if config.warmup_steps > num_updates:
+        share = num_updates / config.warmup_steps
+        found.append(
+            f"warmup_steps {config.warmup_steps} is more than the {num_updates} updates of the run, which ends with a "
+            f"learning rate of {share * config.learning_rate:.3g}, {share:.0%} of learning_rate "
+            f"{config.learning_rate:g}"
+        )
+    return found
 
 
 def make_schedule(config: OptimizerConfig, num_updates: int, peak: float) -> Schedule:
@@ -163,7 +147,7 @@ def make_learning_rates(config: OptimizerConfig, num_updates: int) -> LearningRa
     )
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     """Clip by the global norm, then take AdamW's direction; the learning rate is applied by `apply_gradients`."""
     clip = optax.identity() if config.max_grad_norm is None else clip_by_norm(config.max_grad_norm)
     return optax.chain(
@@ -251,10 +235,10 @@ def _is_matrix(params: Params) -> Params:
 def apply_gradients(
     state: TrainState,
     grads: Params,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     rates: LearningRates,
-    norm: Array | None = None,
-    is_taken: Array | bool = True,
+    norm: Array,
+    is_taken: Array | bool,
 ) -> TrainState:
     """Take one optimizer step at the learning rates of `state.step`, which stays as it is.
 
@@ -263,15 +247,12 @@ def apply_gradients(
         grads: of its parameters.
         optimizer: from `make_optimizer`.
         rates: learning rates.
-        norm: global norm of the gradients, [] fp32; default: that of these arrays.
+        norm: global norm of the gradients, [] fp32.
         is_taken: [] bool, whether the step is taken; if not, the state stays as it is.
     """
-    if norm is None:
-        norm = optax.tree.norm(grads)
     # The rate is applied here and not by optax, as policy
     # and value model have rates of their own on one norm.
     directions: Any
-    optimizer = optax.with_extra_args_support(optimizer)
     directions, opt_state = optimizer.update(
         grads, state.opt_state, state.params, norm=norm, is_taken=is_taken
     )

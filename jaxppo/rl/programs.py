@@ -73,7 +73,8 @@ def of_update(
         count, *sizes = x.shape
         return x.update(shape=(count // parts, *sizes))
 
-    sampling_inputs = jax.tree.map(part_of, place((prompts, uniforms, rows()), 0))
+    lengths = None if config.sampling.output_min_length is None else rows()
+    sampling_inputs = jax.tree.map(part_of, place((prompts, uniforms, lengths), 0))
     sampling = Program(learner.sample_program, (params["policy"],), sampling_inputs)
     trained = state._replace(frozen=None)
     learning = Program(learner.update_program, (trained, state.frozen), (mini_batches,))

@@ -123,7 +123,7 @@ def generate(
         history, stops = _with_token(history, tokens.ids, stop_table)
         for stop_id in stop_ids:
             stops |= tokens.ids == stop_id
-        return _append(rollout, tokens, stops, t, rows.max_tokens, pad_id), history
+        return _append(rollout, tokens, stops, t, rows, pad_id), history
 
     def num_live(rollout: Rollout, t: Array, rows: _RowInputs) -> Array:
         count = jnp.sum(_is_live(rollout, t, rows))
@@ -336,12 +336,12 @@ def _empty_rollout(num_rows: int, length: int, pad_id: int) -> Rollout:
 
 
 def _append(
-    rollout: Rollout, tokens: Sampled, stops: Array, t: Array, max_tokens: Array, pad_id: int
+    rollout: Rollout, tokens: Sampled, stops: Array, t: Array, rows: _RowInputs, pad_id: int
 ) -> Rollout:
     """Write token t of the rows that are to be continued; some end with it."""
     # A row that has ended is still computed, as all rows are
     # one product; what it would say is thrown away here.
-    is_live = ~rollout.ended & (t < max_tokens)
+    is_live = _is_live(rollout, t, rows)
 
     def put(buffer: Any, column: Array) -> Array:
         return jax.lax.dynamic_update_slice(buffer, column[:, None], (0, t))
@@ -406,23 +406,25 @@ def logprobs_of_hidden(
     return logprobs, entropy
 
 
-def values_of_hidden(params: Params, hidden: Array) -> Array:
-    """Compute the head's part of `completion_values`, for hidden states already at hand."""
-    return models.scores(params["value"], hidden)
-
-
 def completion_values(
-    params: Params, sequences: Sequences, *, model: ModelConfig, value_model: ModelConfig
+    params: Params,
+    sequences: Sequences,
+    *,
+    model: ModelConfig,
+    value_model: ModelConfig,
+    policy_hidden: Array | None = None,
 ) -> Array:
     """Compute the value of the state before each completion token, and after the last: [B, C] fp32, not masked.
 
     `params` is {"policy", "value"}: the value model has a trunk of its own, or only a head for the policy's trunk.
+    Hidden states of the latter may be at hand already.
     """
+    hidden = policy_hidden
     if "trunk" in params["value"]:
         hidden = completion_hidden(params["value"], sequences, value_model)
-    else:
+    elif hidden is None:
         hidden = completion_hidden(params["policy"], sequences, model)
-    return values_of_hidden(params, hidden)
+    return models.scores(params["value"], hidden)
 
 
 def completion_kl(

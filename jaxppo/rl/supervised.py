@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import jax
 
 from jaxppo import models
-from jaxppo.config import OptimizerConfig, SelfTrainConfig, SFTConfig
+from jaxppo.config import SelfTrainConfig, SFTConfig
 from jaxppo.data import FreshData, SupervisedData
 from jaxppo.errors import TrainingError
 from jaxppo.nn import ModelConfig, lora
@@ -20,59 +20,14 @@ from jaxppo.parallel.partition import TENSOR
 from jaxppo.profiling import memory
 from jaxppo.profiling.halving import Halving
 from jaxppo.rl import ops, optimizer, padding, rollout, update
+from jaxppo.rl.trained_models import split_adapters
 from jaxppo.run import activity
 from jaxppo.run.checkpoints import can_be_saved
 from jaxppo.run.loop import StepOutput
 from jaxppo.types import Array, Params, Prefetched, Sequences, Stats, TrainState
 
-B = TypeVar("B")
-
 MODEL = "policy"
 """Name of the model in the state: the one under which the update program knows a model that is trained alone."""
-
-
-def init_state(
-    config: OptimizerConfig,
-    model: ModelConfig,
-    params: Params,
-    shape: LoraConfig | None = None,
-    adapter: Params | None = None,
-) -> TrainState:
-    """Return the state before the first step of a model that is trained alone.
-
-    Args:
-        config: of the optimizer.
-        model: as it is trained.
-        params: the model; where nothing is stacked the state shares its memory.
-        shape: of an adapter that is trained, with a score head if there is one, on the frozen rest; None: all weights.
-        adapter: to start from.
-    """
-    if shape is None or adapter is None:
-        trained = models.for_training(model, params)
-        return update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
-    # A score head is trained as a whole beside the adapter, so it is no part of what is frozen.
-    without_head = {name: tree for name, tree in params.items() if name != "score"}
-    base = models.for_training(model, without_head, adapter)
-    # Adapters follow their base: a loop over layers needs both as one array.
-    is_stacked = stacks.is_stacked(base["trunk"]["layers"])
-    trained = stacks.stack(adapter) if is_stacked else dict(adapter)
-    if "score" in params:
-        trained["score"] = params["score"]
-    state = update.init_state({MODEL: trained}, optimizer.make_optimizer(config))
-    return state._replace(frozen={MODEL: base})
-
-
-def whole_model(trained: Params, frozen: Params | None, shape: LoraConfig | None) -> Params:
-    """Return a model that is trained alone as `models.apply` takes it, with the adapter attached.
-
-    Args:
-        trained: parameters of the state.
-        frozen: weights under the adapter, of the state.
-        shape: of the adapter; None: all weights are trained.
-    """
-    if shape is None or frozen is None:
-        return trained[MODEL]
-    return lora.attach(frozen[MODEL], trained[MODEL], shape.scale)
 
 
 def sft_loss(
@@ -84,82 +39,9 @@ def sft_loss(
     return loss, {"loss": loss, "entropy": ops.weighted_sum(entropy, weights)}
 
 
-class TrainedAlone:
-    """What `SFT` and the training of reward models share: the memory of a step, and fewer rows where it is short."""
-
-    parallel: DataParallel
-
-    @property
-    def _trained(self) -> ModelConfig:
-        """The architecture as it is trained."""
-        raise NotImplementedError
-
-    def _start(self) -> tuple[TrainState, Params]:
-        """Return the state before the first step, and the whole model with its layers one by one."""
-        raise NotImplementedError
-
-    def _step(
-        self, state: TrainState, mini_batches: tuple[Any, Any], *, rates: optimizer.LearningRates
-    ) -> Any:
-        """Take the optimizer step on a device: see `update.update`."""
-        raise NotImplementedError
-
-    def _compiled(self, rates: optimizer.LearningRates) -> Any:
-        """Compile `_step` for all devices; the memory of a state is taken over."""
-        return self.parallel.map(
-            partial(self._step, rates=rates),
-            row_axes=(None, 2),
-            out_axes=(None, None),
-            donate=(0,),
-            compiler_options=update.compiler_options([self._trained]),
-        )
-
-    @cached_property
-    def _shapes(self) -> memory.RunShapes:
-        state, weights = jax.eval_shape(self._start)
-        trained = self.parallel.shards(state.params)
-        persistent = {
-            "model to train": trained,
-            "optimizer": self.parallel.shards(state.opt_state),
-        }
-        if state.frozen is not None:
-            persistent["frozen base"] = self.parallel.shards(state.frozen)
-        return memory.RunShapes(
-            [self._trained], persistent, trained, {MODEL: weights}, self.parallel.sizes
-        )
-
-    @cached_property
-    def room(self) -> int | None:
-        """See `memory.activation_budget`."""
-        if memory.device_bytes() is None:
-            return None
-        return memory.activation_budget(self._shapes)
-
-    @cached_property
-    def halving(self) -> Halving:
-        """Fewer rows of a micro-batch, where there is no memory for those that were planned."""
-        return Halving("learning")
-
-    def _budget(
-        self, rows: int, micro_batch: tuple[int, int, int], evaluation: Mapping[str, int]
-    ) -> memory.Budget:
-        """Estimate the memory of steps, and of an evaluation.
-
-        Args:
-            rows: of a step, over all devices.
-            micro_batch: rows on a device, tokens of a row, predictions of a row.
-            evaluation: see `memory.supervised_budget`.
-        """
-        # The gradient of all micro-batches is one sum, so more of them take no more memory.
-        at_once, length, predictions = micro_batch
-        num_micro_batches = rows // self.parallel.row_shards // at_once
-        shape = (at_once, num_micro_batches, length, predictions)
-        return memory.supervised_budget(self._shapes, shape, evaluation)
-
-
 @dataclass(frozen=True)
-class SFT(TrainedAlone):
-    """Supervised fine-tuning of one architecture on all devices; its step is compiled once.
+class TrainedAlone:
+    """One architecture that is trained alone on all devices: what `SFT` and the training of reward models share.
 
     Args:
         config: optimizer, gradient checkpointing, and over how many steps the learning rate decays.
@@ -169,37 +51,73 @@ class SFT(TrainedAlone):
         adapter: shape of the adapter that is trained; None: all weights are.
     """
 
-    config: SFTConfig | SelfTrainConfig
+    config: Any
     model: ModelConfig
     parallel: DataParallel
     length_gaps: Sequence[int] = ()
     adapter: LoraConfig | None = None
 
+    head: ClassVar[str] = "lm"
+    """As in `models.init_params`."""
+    texts_per_row: ClassVar[int] = 1
+    """That the model reads of each row of the data."""
+
+    def loss(self, params: Params, batch: Any, weights: Array) -> tuple[Array, Stats]:
+        """Compute the loss of a micro-batch: see `update.Loss`."""
+        raise NotImplementedError
+
+    def with_weights(self, batch: Any) -> tuple[Any, Any]:
+        """Return the rows of a step, and each one's or each token's share of the mean."""
+        raise NotImplementedError
+
     @property
-    def _trained(self) -> ModelConfig:
+    def trained(self) -> ModelConfig:
+        """The architecture as it is trained."""
         return models.with_checkpointing(self.model, self.config.gradient_checkpointing)
 
-    @cached_property
-    def program(self) -> Any:
-        """The optimizer step: (state, what `weighted` gives) -> (state, stats); the memory of a state is taken over."""
-        return self._compiled(
-            optimizer.make_learning_rates(self.config.optimizer, self.config.num_updates)
+    def init_state(self, params: Params, adapter: Params | None = None) -> TrainState:
+        """Return the state before the first step; where nothing is stacked it shares the memory of the parameters.
+
+        Args:
+            params: the model; with an adapter its trunk is frozen, and a score head is trained as a whole beside it.
+            adapter: to start from; default: a fresh one.
+        """
+        frozen = None
+        if self.adapter is not None and adapter is None:
+            key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
+            adapter = lora.init_adapter(self.model, self.adapter, key)
+        trained = {MODEL: models.for_training(self.trained, params, adapter)}
+        if adapter is not None:
+            trained, frozen = split_adapters(trained, {MODEL: adapter})
+        state = update.init_state(trained, optimizer.make_optimizer(self.config.optimizer))
+        return state._replace(frozen=frozen)
+
+    def whole_model(self, state: TrainState) -> Params:
+        """Return the model of a state as `models.apply` takes it, with the adapter attached."""
+        if self.adapter is None or state.frozen is None:
+            return state.params[MODEL]
+        return lora.attach(state.frozen[MODEL], state.params[MODEL], self.adapter.scale)
+
+    def make_step(self, num_steps: int) -> Any:
+        """Compile the optimizer step: (state, what `weighted` gives) -> (state, stats); takes the state's memory over.
+
+        Args:
+            num_steps: over which the learning rate decays.
+        """
+        rates = optimizer.make_learning_rates(self.config.optimizer, num_steps)
+        return self.parallel.map(
+            partial(self._step, rates=rates),
+            row_axes=(None, 2),
+            out_axes=(None, None),
+            donate=(0,),
+            compiler_options=update.compiler_options([self.trained]),
         )
 
     def _step(
-        self,
-        state: TrainState,
-        mini_batches: tuple[Sequences, Array],
-        *,
-        rates: optimizer.LearningRates,
+        self, state: TrainState, mini_batches: tuple[Any, Any], *, rates: optimizer.LearningRates
     ) -> tuple[TrainState, Stats]:
-        def loss(trained: Params, batch: Sequences, weights: Array) -> tuple[Array, Stats]:
-            return sft_loss(
-                whole_model(trained, state.frozen, self.adapter),
-                batch,
-                weights,
-                model=self._trained,
-            )
+        def loss(params: Params, batch: Any, weights: Array) -> tuple[Array, Stats]:
+            return self.loss(self.whole_model(state._replace(params=params)), batch, weights)
 
         return update.update(
             state,
@@ -208,73 +126,159 @@ class SFT(TrainedAlone):
             optimizer=optimizer.make_optimizer(self.config.optimizer),
             rates=rates,
             axis_name=self.parallel.axes,
-            length_gaps=padding.compiled_gaps([self._trained], self.length_gaps),
+            length_gaps=padding.compiled_gaps([self.trained], self.length_gaps),
         )
 
-    def init_state(self, params: Params, adapter: Params | None = None) -> TrainState:
-        """Return the state before the first step; where nothing is stacked it shares the memory of the parameters.
+    # --- how many rows at once
 
-        Args:
-            params: the model.
-            adapter: to start from; default: a fresh one.
-        """
-        if self.adapter is not None and adapter is None:
-            key = ops.purpose_key(self.config.run.seed, ops.Purpose.POLICY_ADAPTER)
-            adapter = lora.init_adapter(self.model, self.adapter, key)
-        return init_state(self.config.optimizer, self._trained, params, self.adapter, adapter)
+    @cached_property
+    def _shapes(self) -> memory.RunShapes:
+        def start() -> tuple[TrainState, Params]:
+            params = models.init_params(self.model, jax.random.key(0), self.head)
+            state = self.init_state(params)
+            return state, stacks.unstack(self.whole_model(state))
 
-    def policy(self, state: TrainState) -> Params:
-        """Return the model of a state as `models.apply` takes it."""
-        return whole_model(state.params, state.frozen, self.adapter)
+        state, weights = jax.eval_shape(start)
+        trained = self.parallel.shards(state.params)
+        persistent = {
+            "model to train": trained,
+            "optimizer": self.parallel.shards(state.opt_state),
+        }
+        if state.frozen is not None:
+            persistent["frozen base"] = self.parallel.shards(state.frozen)
+        return memory.RunShapes(
+            [self.trained], persistent, trained, {MODEL: weights}, self.parallel.sizes
+        )
 
-    def _start(self) -> tuple[TrainState, Params]:
-        params = models.init_params(self.model, jax.random.key(0))
-        state = self.init_state(params)
-        return state, stacks.unstack(self.policy(state))
+    @cached_property
+    def room(self) -> int | None:
+        """See `memory.activation_budget`."""
+        return memory.activation_budget(self._shapes)
+
+    @cached_property
+    def halving(self) -> Halving:
+        """Fewer rows of a micro-batch, where there is no memory for those that were planned."""
+        return Halving("learning")
 
     def rows_at_once(self, rows: int, length: int) -> int:
-        """Return how many of the rows of a step a device learns from at once, for rows of `length` tokens."""
+        """Return how many of the rows of a step a device learns from at once, for texts of `length` tokens."""
         # Memory is that of one device, and so are the rows that it is asked for.
         rows //= self.parallel.row_shards
         fitting = memory.rows_at_once(
-            [self._trained], length, self.room, self.parallel.sizes[TENSOR]
+            [self.trained], length, self.room, self.parallel.sizes[TENSOR]
         )
-        at_once = self.halving.rows(min(rows, fitting or rows))
-        return rows // memory.num_equal_parts(rows, at_once)
+        at_once = rows if fitting is None else min(rows, max(1, fitting // self.texts_per_row))
+        return rows // memory.num_equal_parts(rows, self.halving.rows(at_once))
+
+    def _rows_of_batch_at_once(self, batch: Any) -> int:
+        # The first array of a batch holds the ids of a text of each row.
+        num_rows, length = jax.tree.leaves(batch)[0].shape
+        return self.rows_at_once(num_rows, length)
+
+    def budget_of(
+        self, rows: int, length: int, predictions: int, evaluation: Mapping[str, int]
+    ) -> memory.Budget:
+        """Estimate the memory of steps, and of an evaluation.
+
+        Args:
+            rows: of a step, over all devices.
+            length: tokens of a text.
+            predictions: of a text.
+            evaluation: see `memory.supervised_budget`.
+        """
+        # The gradient of all micro-batches is one sum, so more of them take no more memory.
+        at_once = self.rows_at_once(rows, length)
+        num_micro_batches = rows // self.parallel.row_shards // at_once
+        shape = (at_once * self.texts_per_row, num_micro_batches, length, predictions)
+        return memory.supervised_budget(self._shapes, shape, evaluation)
+
+    # --- steps
+
+    def weighted(self, batch: Any) -> tuple[Any, Any]:
+        """Return the rows of a step with their weights, in the fastest micro-batches that fit: [1, M, B / M, ...]."""
+        rows = jax.tree.leaves(batch)[0].shape[0] // self.parallel.row_shards
+        parts = rows // self._rows_of_batch_at_once(batch)
+
+        def in_parts(x: Any) -> Any:
+            return x.reshape(1, parts, -1, *x.shape[1:])
+
+        return jax.tree.map(in_parts, self.with_weights(batch))
+
+    def step_on(
+        self, program: Callable[[TrainState, Any], Any], batch: Callable[[int], Any]
+    ) -> Callable[[TrainState, Prefetched, int], StepOutput]:
+        """Return the step of a run.
+
+        Args:
+            program: from `make_step`.
+            batch: number of the step, from 0 -> its rows, on the host.
+        """
+
+        # The statistics are fetched here, so that an error of the devices is met in this step, not in
+        # the next one.
+        def learned(state: TrainState, rows: Any) -> tuple[TrainState, Stats]:
+            new_state, stats = program(state, self.parallel.put(self.weighted(rows), 2))
+            return new_state, jax.device_get(stats)
+
+        def step(state: TrainState, prefetched: Prefetched, number: int) -> StepOutput:
+            del prefetched  # nothing is sampled
+            began_s = time.monotonic()
+            rows = batch(number)
+            with activity.show("learning", compiles=True):
+                new_state, stats = self.halving.repeated(
+                    lambda: activity.run_interruptibly(
+                        lambda: learned(state, rows), takes_state=True
+                    ),
+                    lambda: self._rows_of_batch_at_once(rows),
+                    lambda: can_be_saved(state),
+                )
+            step_s = time.monotonic() - began_s
+            record = {"step": number + 1, **stats, "time/step_s": step_s}
+            return StepOutput(new_state, record)
+
+        return step
+
+
+class SFT(TrainedAlone):
+    """Supervised fine-tuning of one architecture on all devices; its step is compiled once."""
+
+    config: SFTConfig | SelfTrainConfig
+
+    @cached_property
+    def program(self) -> Any:
+        """The optimizer step: see `make_step`."""
+        return self.make_step(self.config.num_updates)
+
+    def loss(self, params: Params, batch: Sequences, weights: Array) -> tuple[Array, Stats]:
+        """See `sft_loss`."""
+        return sft_loss(params, batch, weights, model=self.trained)
+
+    def with_weights(self, batch: Sequences) -> tuple[Sequences, Array]:
+        """Return the rows of a step, and each token's share of the mean."""
+        learned = batch.completion_mask if batch.loss_mask is None else batch.loss_mask
+        # Every learned token of the step weighs the same,
+        # however the rows are cut into micro-batches.
+        weights = ops.mean_weights(learned, (0, 1))
+        # The mask is in the weights: as an array of its own it would only be carried along.
+        return batch._replace(loss_mask=None), weights
 
     def _has_one_length(self, rows: SupervisedData) -> bool:
         """See `padding.has_one_length`."""
         rows_of_device = rows.batch_size // self.parallel.row_shards
         parts = rows_of_device // self.rows_at_once(rows.batch_size, rows.length)
-        return padding.has_one_length([self._trained], self.length_gaps, rows.length, parts)
-
-    def weighted(self, batch: Sequences) -> tuple[Sequences, Array]:
-        """Return the rows of a step and each token's share of the mean, in the fastest micro-batches that fit."""
-        learned = batch.completion_mask if batch.loss_mask is None else batch.loss_mask
-        # Every learned token of the step weighs the same,
-        # however the rows are cut into micro-batches.
-        weights = ops.mean_weights(learned, (0, 1))
-        rows_at_once = self.rows_at_once(*batch.input_ids.shape)
-        # The mask is in the weights: as an array of its own it would only be carried along.
-        rows = batch._replace(loss_mask=None)
-        return in_parts((rows, weights), rows_at_once, self.parallel)
+        return padding.has_one_length([self.trained], self.length_gaps, rows.length, parts)
 
     def step(
         self, rows: SupervisedData | FreshData
     ) -> Callable[[TrainState, Prefetched, int], StepOutput]:
         """Return the step of a run that learns from these rows."""
 
-        def rows_at_once(batch: Sequences) -> int:
-            return self.rows_at_once(*batch.input_ids.shape)
-
         def batch(number: int) -> Sequences:
             if isinstance(rows, SupervisedData) and self._has_one_length(rows):
                 return rows.batch(number, rows.length)
             return rows.batch(number)
 
-        return supervised_step(
-            self.program, batch, self.weighted, rows_at_once, self.parallel, self.halving
-        )
+        return self.step_on(self.program, batch)
 
     def budget(
         self, rows: SupervisedData | FreshData, evaluation: Mapping[str, int]
@@ -282,50 +286,7 @@ class SFT(TrainedAlone):
         """Estimate the memory of steps on these rows, and of an evaluation: see `memory.supervised_budget`."""
         batch = rows.longest_batch()
         count, length = batch.input_ids.shape
-        micro_batch = (self.rows_at_once(count, length), length, batch.completion_ids.shape[1])
-        return self._budget(count, micro_batch, evaluation)
-
-
-def supervised_step(
-    program: Callable[[TrainState, Any], Any],
-    batch: Callable[[int], B],
-    weighted: Callable[[B], tuple[Any, Any]],
-    rows_at_once: Callable[[B], int],
-    parallel: DataParallel,
-    halving: Halving,
-) -> Callable[[TrainState, Prefetched, int], StepOutput]:
-    """Return the step of a run that learns from fixed rows.
-
-    Args:
-        program: (state, what `weighted` gives) -> (state, statistics), on all devices.
-        batch: number of the step, from 0 -> its rows, on the host.
-        weighted: cuts them into micro-batches [1, M, B / M, ...], with their weights.
-        rows_at_once: how many of them a micro-batch has on a device.
-        parallel: devices.
-        halving: makes `weighted` take fewer at once.
-    """
-
-    # The statistics are fetched here, so that an error of the devices is met in this step, not in
-    # the next one.
-    def learned(state: TrainState, rows: B) -> tuple[TrainState, Stats]:
-        new_state, stats = program(state, parallel.put(weighted(rows), 2))
-        return new_state, jax.device_get(stats)
-
-    def step(state: TrainState, prefetched: Prefetched, number: int) -> StepOutput:
-        del prefetched  # nothing is sampled
-        began_s = time.monotonic()
-        rows = batch(number)
-        with activity.show("learning", compiles=True):
-            new_state, stats = halving.repeated(
-                lambda: activity.run_interruptibly(lambda: learned(state, rows), takes_state=True),
-                lambda: rows_at_once(rows),
-                lambda: can_be_saved(state),
-            )
-        step_s = time.monotonic() - began_s
-        record = {"step": number + 1, **stats, "time/step_s": step_s}
-        return StepOutput(new_state, record)
-
-    return step
+        return self.budget_of(count, length, batch.completion_ids.shape[1], evaluation)
 
 
 def check_finite(output: StepOutput) -> None:
@@ -335,17 +296,3 @@ def check_finite(output: StepOutput) -> None:
             f"step {output.record['step']}: expected a finite loss and gradient, got NaN or infinity; a lower "
             "learning_rate or max_grad_norm, in a new run"
         )
-
-
-def in_parts(batch: Any, rows_at_once: int | None, parallel: DataParallel) -> Any:
-    """Reshape the mini-batch of a step as the update program takes it: [B, ...] -> [1, M, B / M, ...].
-
-    Args:
-        batch: tree of arrays.
-        rows_at_once: rows of a micro-batch on each device, at most; None: any number.
-        parallel: devices.
-    """
-    num_rows = jax.tree.leaves(batch)[0].shape[0]
-    rows_of_device = num_rows // parallel.row_shards
-    parts = memory.num_equal_parts(rows_of_device, rows_at_once)
-    return jax.tree.map(lambda x: x.reshape(1, parts, -1, *x.shape[1:]), batch)

@@ -1,7 +1,6 @@
 """The update program: every epoch, mini-batch and micro-batch of one rollout, for the rows of one device."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,20 +15,7 @@ from jaxppo.rl.optimizer import LearningRates, apply_gradients
 from jaxppo.types import Array, Axes, Controls, Params, Stats, TrainState, Trajectories, Weights
 
 Loss = Callable[[Params, Any, Any], tuple[Array, Stats]]
-"""(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device.
-
-Statistics named `min_...` and `max_...` are the least and the largest of these rows instead.
-"""
-
-
-class SkipRules(NamedTuple):
-    """When an optimizer step is left out, apart from a loss or gradient that is not finite."""
-
-    ratio_threshold: float | None = None  # mean ratio of a mini-batch above which it is left out
-    max_policykl: float | None = None  # mean(old - new) in nats per token that ends the update
-
-
-SKIP_NOTHING = SkipRules()
+"""(params, micro-batch, weights) -> (loss, statistics), all weighted sums over the rows of this device."""
 
 
 def init_state(
@@ -110,7 +96,15 @@ def policy_gradient_loss(
         loss += rl.positive_nll * nll
         stats["loss/positive_nll_avg"] = nll
     if weights.values is not None:
-        value = _value_loss(params, batch, hidden, weights.values, value_model, rl)
+        assert batch.values is not None and batch.returns is not None
+        # A head on the policy's trunk reads what the policy's loss
+        # has computed; its gradient goes through the same trunk.
+        values = rollout.completion_values(
+            params, batch.sequences, model=model, value_model=value_model, policy_hidden=hidden
+        )
+        value = losses.value_loss(
+            values, batch.values, batch.returns, weights.values, rl.cliprange_value
+        )
         loss += rl.vf_coef * value.loss
         stats |= {
             "loss/value_avg": value.loss,
@@ -138,24 +132,6 @@ def _policy_loss(
         rl.delta,
         weights.ratios,
     )
-
-
-def _value_loss(
-    params: Params,
-    batch: Trajectories,
-    policy_hidden: Array,
-    weights: Array,
-    value_model: ModelConfig,
-    rl: RLConfig,
-) -> losses.ValueLoss:
-    # A head on the policy's trunk reads what the policy's loss
-    # has computed; its gradient goes through the same trunk.
-    hidden = policy_hidden
-    if "trunk" in params["value"]:  # a value model of its own, not a head on the policy's trunk
-        hidden = rollout.completion_hidden(params["value"], batch.sequences, value_model)
-    values = rollout.values_of_hidden(params, hidden)
-    assert batch.values is not None and batch.returns is not None
-    return losses.value_loss(values, batch.values, batch.returns, weights, rl.cliprange_value)
 
 
 class MiniBatchSums(NamedTuple):
@@ -189,42 +165,22 @@ def gradients(
         token_weights = jax.tree.leaves(weights)[0]
         return MiniBatchSums(value, grads, stats, jnp.sum(token_weights))
 
-    def add(
-        total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]],
-    ) -> tuple[MiniBatchSums, Stats]:
+    def add(total_and_micro_batch: tuple[MiniBatchSums, tuple[Any, Any]]) -> MiniBatchSums:
         # Within the branch that `cut_to_longest` takes, so that each gradient is added as soon as
         # it is computed: otherwise those of a whole micro-batch stand in memory beside the sum.
         total, micro_batch = total_and_micro_batch
-        part = sums_of(micro_batch)
-        return jax.tree.map(jnp.add, total, part), _extremes(part.stats, lambda x: x)
+        return jax.tree.map(jnp.add, total, sums_of(micro_batch))
 
-    def add_cut(total: MiniBatchSums, micro_batch: tuple[Any, Any]) -> tuple[MiniBatchSums, Stats]:
-        return padding.cut_to_longest(add, (total, micro_batch), length_gaps)
+    def add_cut(total: MiniBatchSums, micro_batch: tuple[Any, Any]) -> tuple[MiniBatchSums, None]:
+        return padding.cut_to_longest(add, (total, micro_batch), length_gaps), None
 
     first = jax.tree.map(lambda x: x[0], micro_batches)
     # A loop of one round would hold a sum of zeros beside the gradient.
     if jax.tree.leaves(micro_batches)[0].shape[0] == 1:
         total = sums_of(first)
     else:
-        zeros = _zeros(sums_of, first)
-        total, extremes_of_parts = jax.lax.scan(add_cut, zeros, micro_batches)
-        extremes = _extremes(extremes_of_parts, partial(jnp.max, axis=0))
-        total = total._replace(stats=total.stats | extremes)
-    # Least and largest are no sums: taken before the sum over devices, and put back after it.
-    extremes = _extremes(total.stats, partial(ops.global_max, axis_name=axis_name))
-    total = partition.total(total, axis_name)
-    return total._replace(stats=total.stats | extremes)
-
-
-def _extremes(stats: Stats, largest: Callable[[Array], Array]) -> Stats:
-    """Return the statistics that are not sums, each reduced by a function that gives the largest of several."""
-    extremes: Stats = {}
-    for name, x in stats.items():
-        if name.startswith("min_"):
-            extremes[name] = -largest(-x)
-        elif name.startswith("max_"):
-            extremes[name] = largest(x)
-    return extremes
+        total, _ = jax.lax.scan(add_cut, _zeros(sums_of, first), micro_batches)
+    return partition.total(total, axis_name)
 
 
 def _zeros(function: Callable[..., MiniBatchSums], *args: Any) -> MiniBatchSums:
@@ -257,17 +213,18 @@ def update(
     mini_batches: tuple[Any, Any],
     *,
     loss: Loss,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     rates: LearningRates,
-    skip_rules: SkipRules = SKIP_NOTHING,
+    ratio_threshold: float | None = None,
+    max_policykl: float | None = None,
     axis_name: Axes = None,
     length_gaps: Sequence[int] = (),
 ) -> tuple[TrainState, Stats]:
     """Take one optimizer step per mini-batch, in order.
 
     A step is left out where the loss or the gradient is not finite, where no token of the mini-batch counts, where the
-    mean ratio is above the rules' threshold, and from the first mini-batch on whose policykl is above the rules' (all
-    later ones are left out too, and not computed).
+    mean ratio is above the threshold, and from the first mini-batch on whose policykl is too large (all later ones are
+    left out too, and not computed).
 
     Args:
         state: before the update.
@@ -275,7 +232,8 @@ def update(
         loss: see `Loss`.
         optimizer: gradient transformation.
         rates: learning rates.
-        skip_rules: when to leave out steps.
+        ratio_threshold: mean ratio of a mini-batch above which it is left out; None: never.
+        max_policykl: mean(old - new) in nats per token that ends the update; None: nothing does.
         axis_name: mapped device axis.
         length_gaps: see `gradients`.
 
@@ -295,7 +253,7 @@ def update(
         carry: tuple[TrainState, Array], batch: tuple[Any, Any]
     ) -> tuple[tuple[TrainState, Array], _StepOutcome]:
         state, has_stopped = carry
-        if skip_rules.max_policykl is None:
+        if max_policykl is None:
             sums = compute(state.params, batch)
         else:
             # After an early stop the passes of the remaining mini-batches are not computed.
@@ -304,7 +262,7 @@ def update(
         # watches, and what says whether the step is finite.
         stats = sums.stats | norms(sums.grads, axis_name)
         is_finite = jnp.isfinite(stats["grad_norm"]) & jnp.isfinite(sums.loss)
-        stops, is_allowed = _apply_skip_rules(stats, has_stopped, skip_rules)
+        stops, is_allowed = _apply_skip_rules(stats, has_stopped, ratio_threshold, max_policykl)
         has_tokens = sums.tokens > 0
         is_taken = is_finite & is_allowed & has_tokens
         # Every condition is on numbers that are summed over
@@ -369,15 +327,15 @@ def _averages(outcomes: _StepOutcome) -> Stats:
 
 
 def _apply_skip_rules(
-    stats: Stats, has_stopped: Array, skip_rules: SkipRules
+    stats: Stats, has_stopped: Array, ratio_threshold: float | None, max_policykl: float | None
 ) -> tuple[Array, Array]:
     """Return whether the update ends early, and whether this step may be taken."""
-    if skip_rules.max_policykl is not None:
-        has_stopped = has_stopped | (stats["policy/policykl_avg"] > skip_rules.max_policykl)
+    if max_policykl is not None:
+        has_stopped = has_stopped | (stats["policy/policykl_avg"] > max_policykl)
     is_allowed = ~has_stopped
-    if skip_rules.ratio_threshold is not None:
+    if ratio_threshold is not None:
         # Written as "not above", so that a ratio of NaN is allowed here and counted as not finite.
-        is_allowed = is_allowed & ~(stats["val/ratio"] > skip_rules.ratio_threshold)
+        is_allowed = is_allowed & ~(stats["val/ratio"] > ratio_threshold)
     return has_stopped, is_allowed
 
 

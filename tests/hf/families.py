@@ -35,7 +35,6 @@ YARN = Rope(
     truncate=False,
 )
 YARN_OF_DEFAULTS = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
-DYNAMIC = Rope(rope_type="dynamic", factor=4.0, original_max_position_embeddings=16)
 
 
 def settings_of(rope: Rope) -> dict[str, object]:
@@ -99,9 +98,9 @@ SMALL = {
         LlamaConfig(**SHARED, rope=LLAMA3, attention_bias=True, mlp_bias=True),
         {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **settings_of(LLAMA3)}},
     ),
-    "llama-dynamic-tied": Small(
-        LlamaConfig(**(SHARED | {"max_position_embeddings": 16}), rope=DYNAMIC, tie_word_embeddings=True),
-        {"rope_theta": 10000.0, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    "llama-linear-tied": Small(
+        LlamaConfig(**SHARED, rope=Rope(rope_type="linear", factor=4.0), tie_word_embeddings=True),
+        {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
     ),
     "qwen2": Small(
         LlamaConfig(**SHARED, model_type="qwen2", sliding_window=4, window_layers=(1,), rope=Rope(rope_theta=1e6)),
@@ -147,10 +146,10 @@ SMALL = {
 
 FILES: dict[str, dict[str, object]] = {name: small.raw for name, small in SMALL.items()} | {
     # 3 of 8 dimensions: transformers rotates two pairs.
-    "gpt_neox-odd": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.4, "hidden_act": "laplace"},
+    "gpt_neox-odd": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.4, "hidden_act": "gelu_fast"},
     "gpt_neox-unrotated": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.0},
     "gpt2-unscaled": SMALL["gpt2-untied"].raw
-    | {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "activation_function": "quick_gelu"},
+    | {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "activation_function": "gelu"},
     "llama-wide heads": SIZES
     | {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8},
     "qwen2-yarn": SIZES | {"model_type": "qwen2", "num_key_value_heads": 4, "rope_parameters": YARN_OF_DEFAULTS},

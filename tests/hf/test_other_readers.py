@@ -31,7 +31,7 @@ EXPORTS = [
     *(f"{name}/lm/fresh" for name in SMALL),
     *(f"{name}/lm/again" for name, small in SMALL.items() if small.older),
     *(f"{name}/lm/bfloat16" for name in ("gpt_neox", "gpt2", "qwen3")),
-    *(f"{name}/score/fresh" for name in ("gpt_neox-sequential", "gpt2-untied", "llama-dynamic-tied", "smollm3")),
+    *(f"{name}/score/fresh" for name in ("gpt_neox-sequential", "gpt2-untied", "llama-linear-tied", "smollm3")),
 ]
 
 

@@ -108,9 +108,10 @@ def test_the_number_of_queries_at_once_follows_from_the_scores_allowed(monkeypat
 
 @pytest.mark.parametrize(("name", "window"), [("triton", None), ("splash", None), ("splash", 9)])
 def test_kernels_are_plain(name, window):
+    options = {} if name == "triton" else {"window": window}
     drawn = arrays(h=2, g=1, t=70, k=16)
     slots = jnp.arange(70)[None]
-    run = partial(kernels.KERNELS[name], scale=0.3, window=window, interpret=True)
+    run = partial(getattr(kernels, name), scale=0.3, interpret=True, **options)
     kernel = lambda *x: run(*x[:3], mask=x[3])  # noqa: E731
     reference = lambda *x: plain(*x[:3], slots, x[3], 0.3, window=window)  # noqa: E731
     if window is None:
@@ -190,7 +191,7 @@ def test_models_are_the_same_by_blocks_and_in_a_loop(config, form):
 
 
 def test_the_gradient_of_layers_one_by_one_does_not_call_the_kernel_again(monkeypatch):
-    monkeypatch.setitem(kernels.KERNELS, "triton", partial(kernels.triton, interpret=True))
+    monkeypatch.setattr(kernels, "triton", partial(kernels.triton, interpret=True))
     params, ids = random_params(NEOX), RNG.integers(0, 24, (2, 64))
 
     def loss(params, config):

@@ -15,7 +15,6 @@ from flax import nnx
 from jaxppo import hf, models
 from jaxppo.nn import FAMILIES, ModelConfig, ModelSource
 from jaxppo.nn.layers import ACTIVATIONS, Keys, Linear, RMSNorm, project_qkv
-from jaxppo.nn.rotary import Rope
 from tests import quick_first
 from tests.hf.families import FILES, SMALL
 from tests.torch_models import (
@@ -150,9 +149,8 @@ def test_greedy_texts_are_those_of_generate(model):
         logits.append(output.logits)
     np.testing.assert_array_equal(np.concatenate(texts, axis=1), expected)
     assert len(np.unique(expected[:, prompt:])) > 4
-    if config.max_length is None or config.model_type == "gpt2":  # or the frequencies follow the length of the text
-        logits = np.concatenate(logits, axis=1)
-        close(logits[slots], torch_logits(theirs, expected, slots)[slots], 1e-4)
+    logits = np.concatenate(logits, axis=1)
+    close(logits[slots], torch_logits(theirs, expected, slots)[slots], 1e-4)
 
 
 def test_activations_are_those_of_transformers():
@@ -168,7 +166,6 @@ def test_activations_are_those_of_transformers():
         expected.sum().backward()
         np.testing.assert_allclose(values, expected.detach().numpy(), atol=2e-6, rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(gradients, variable.grad.numpy(), atol=1e-5, rtol=1e-5, err_msg=name)
-    assert set(transformers.activations.ACT2CLS) - set(ACTIVATIONS) == {"prelu", "xielu"}  # these have parameters
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((3, 2, 4), 0), ((2, 3, 4), 1)], ids=["parts first", "heads first"])
@@ -214,12 +211,3 @@ def test_gemma_rounds_norms_and_embeddings_where_transformers_does():
     for computed, wanted in zip((norm(ours(x)), embedded[0]), expected, strict=True):
         assert computed.dtype == jnp.bfloat16
         np.testing.assert_array_equal(computed.astype(np.float32), wanted.float().numpy())
-
-
-def test_the_shorter_of_two_kinds_of_frequencies_limits_the_text():
-    config = SMALL["gemma3_text"].config
-    short, long = (Rope(rope_type="dynamic", factor=4.0, original_max_position_embeddings=n) for n in (16, 32))
-    assert short.max_length < long.max_length
-    for rope, window_rope in ((short, long), (long, short)):
-        changed = dataclasses.replace(config, rope=rope, window_rope=window_rope)
-        assert changed.max_length == short.max_length

@@ -219,7 +219,7 @@ def trace_sft(on):
 def trace_reward_model(on):
     """Trace a step of `reward_model`."""
     config = replace(RewardModelConfig(), gradient_checkpointing=on)
-    training = reward_model.RewardModelLearner(config, MODEL, None, ONE_DEVICE)
+    training = reward_model.RewardModelLearner(config, MODEL, ONE_DEVICE)
     pairs = PairBatch(shape(4, 12), shape(4), shape(4, 12), shape(4), shape(4, dtype=np.float32))
     state = jax.eval_shape(lambda: training.init_state(models.init_params(MODEL, jax.random.key(0), "score")))
     jax.eval_shape(training.make_step(10), state, (pairs, shape(4, dtype=np.float32)))

@@ -266,7 +266,9 @@ def test_steps_on_pairs_too(gib, use_peft, parts):
     """Both texts of a pair are read at once; adapters leave more room."""
     with gpu_of(gib):
         model = models.with_dtype(PYTHIA_160M, "bfloat16", "auto")
-        learner = RewardModelLearner(RewardModelConfig(), model, LoraConfig() if use_peft else None, one_device())
+        learner = RewardModelLearner(
+            RewardModelConfig(), model, one_device(), adapter=LoraConfig() if use_peft else None
+        )
         texts, numbers = np.zeros((32, 565), np.int32), np.zeros(32, np.int32)
         pairs = PairBatch(texts, numbers, texts, numbers, np.zeros(32, np.float32))
         assert jax.eval_shape(learner.weighted, pairs)[0].chosen_ids.shape == (1, parts, 32 // parts, 565)

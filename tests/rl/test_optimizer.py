@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxppo.config import OptimizerConfig
@@ -49,7 +50,7 @@ def one_step(config, grads, params=None, step=0, num_updates=4):
     transformation = optimizer.make_optimizer(config)
     state = TrainState(params, transformation.init(params), jnp.int32(step))
     rates = optimizer.make_learning_rates(config, num_updates)
-    after = optimizer.apply_gradients(state, grads, transformation, rates)
+    after = optimizer.apply_gradients(state, grads, transformation, rates, optax.tree.norm(grads), True)
     assert after.step == step
     return jax.tree.map(lambda new, old: np.asarray(new - old), after.params, params)
 

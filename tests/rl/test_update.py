@@ -74,21 +74,21 @@ def start(params=None, bad_updates=0):
 
 
 @cache  # compiled programs are kept
-def update_program(num_devices, mode, skip_rules):
+def update_program(num_devices, mode, has_rules):
     parallel = DataParallel(mode, jax.local_devices()[:num_devices])
     program = partial(
         update.update,
         loss=regression_loss,
         optimizer=optimizer.make_optimizer(CONFIG),
         rates=optimizer.make_learning_rates(CONFIG, 10),
-        skip_rules=skip_rules,
         axis_name=DATA,
+        **(RULES if has_rules else {}),
     )
     return parallel, parallel.map(program, row_axes=(None, 2), out_axes=(None, None))
 
 
-def run_update(batches, num_devices=1, mode="shard_map", micro_batches=1, skip_rules=update.SKIP_NOTHING, state=None):
-    parallel, program = update_program(num_devices, mode, skip_rules)
+def run_update(batches, num_devices=1, mode="shard_map", micro_batches=1, has_rules=False, state=None):
+    parallel, program = update_program(num_devices, mode, has_rules)
     rows, mask = batches
     weighted = (rows, ops.mean_weights(mask, (-2, -1)))
     cut = jax.tree.map(lambda x: x.reshape(x.shape[0], micro_batches, -1, *x.shape[2:]), weighted)
@@ -164,7 +164,7 @@ def test_update_gives_the_value_model_its_own_rate_and_norm():
     np.testing.assert_allclose(changes, [-0.1 * 0.6 / 1.6, -0.4 * 0.8 / 1.8], rtol=1e-5)
 
 
-RULES = update.SkipRules(ratio_threshold=10.0, max_policykl=1.5)
+RULES = {"ratio_threshold": 10.0, "max_policykl": 1.5}
 NAN, INF = np.nan, np.inf
 LEFT_OUT = {  # steps that are taken, steps that count in averages, of the others how many are bad and how many skipped
     "gradient of the first": ({"place": (0, 0, 2, 1), "value": NAN}, [1, 2, 3], [1, 2, 3], 1, 0),
@@ -197,7 +197,7 @@ def test_update_leaves_out_what_is_not_finite_or_empty_or_against_a_rule(case, m
     given, steps, counted, nonfinite, skipped = LEFT_OUT[case]
     batches = mini_batches(**given)
     before = start(bad_updates=2)
-    state, stats = run_update(batches, num_devices, mode, micro_batches, skip_rules=RULES, state=before)
+    state, stats = run_update(batches, num_devices, mode, micro_batches, has_rules=True, state=before)
     expected, losses, norms = loop_update(batches, steps)
     assert_state(state, expected, len(steps))
     assert (stats["policy/nonfinite_steps"], stats["policy/skipped_steps"]) == (nonfinite, skipped)
@@ -218,7 +218,7 @@ def test_update_counts_bad_updates_in_a_row_and_starts_again_after_a_good_one():
     state, seen = start(), []
     for offset, policykl in ((0, 0), (NAN, 0), (INF, 0), (0, 2), (NAN, 0)):
         batches = mini_batches(offset=[0, 0, 0, offset], policykl=[policykl, 0, 0, 0])
-        state, stats = run_update(batches, skip_rules=RULES, state=state)
+        state, stats = run_update(batches, has_rules=True, state=state)
         assert stats["policy/skipped_steps"] == (4 if policykl else 0)  # of this update alone
         seen.append(int(state.controls.bad_updates))
     assert seen == [0, 1, 2, 0, 1]
@@ -238,9 +238,9 @@ def test_update_does_not_compute_what_comes_after_an_early_stop():
     rows, mask = mini_batches(policykl=[0, 2, 0, 0])
     batches = jax.tree.map(lambda x: jnp.asarray(x)[:, None], (rows, ops.mean_weights(mask, (-2, -1))))
     options = {"optimizer": optimizer.make_optimizer(CONFIG), "rates": optimizer.make_learning_rates(CONFIG, 10)}
-    for skip_rules, count in ((update.SkipRules(max_policykl=1.5), 2), (update.SKIP_NOTHING, 4)):
+    for skip_rules, count in (({"max_policykl": 1.5}, 2), ({}, 4)):
         computed.clear()
-        jax.jit(partial(update.update, loss=loss, skip_rules=skip_rules, **options))(start(), batches)
+        jax.jit(partial(update.update, loss=loss, **skip_rules, **options))(start(), batches)
         jax.effects_barrier()
         assert len(computed) == count
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxppo.config import OptimizerConfig, RLConfig
@@ -37,8 +38,9 @@ def make_state(seed: int, step: int = 0, width: int = 2) -> TrainState:
 def _after_a_step(params: Any, grads: Any, controls: Any, step: Any) -> TrainState:
     config = OptimizerConfig(learning_rate=0.1)
     adam = optimizer.make_optimizer(config)
+    rates = optimizer.make_learning_rates(config, 10)
     state = update.init_state(params, adam, controls)._replace(step=step)
-    return optimizer.apply_gradients(state, grads, adam, optimizer.make_learning_rates(config, 10))
+    return optimizer.apply_gradients(state, grads, adam, rates, optax.tree.norm(grads), True)
 
 
 def assert_equal_bits(a: Any, b: Any) -> None:

@@ -160,9 +160,7 @@ def test_a_resume_that_finds_no_run_is_warned_of(tmp_path, capsys):
     assert out.startswith(f"warning: output_dir: {run.folder} ") and out.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "name"), [("", None), ("lam_value: 0.5\n", "lam_value"), ("audit_rate: 0.5\n", None)]
-)
+@pytest.mark.parametrize(("old", "name"), [("", None), ("lam_value: 0.5\n", "lam_value"), ("audit_rate: 0.5\n", None)])
 def test_a_run_of_an_older_version_goes_on_unless_it_had_what_is_gone(tmp_path, old, name):
     flags = ["--output_dir", str(tmp_path)]
     config = parse_cli(TrainConfig, "train", ["--preset", "tiny", *flags])
