@@ -297,15 +297,16 @@ def _read_held_out(
         rows = evaluator.rows
         left_out = evaluator.left_out
     else:
-        for split, all_rows in load_rows(config.data, config.reward, None).items():
-            rows[split] = data.without_overlong(tokenizer, all_rows, config.data, template)
-            left_out[split] = len(all_rows) - len(rows[split])
-    data.report_left_out(console.print, config.data, left_out)
+        rows = load_rows(config.data, config.reward, None)
     encode = partial(encode_held_out, config, inputs.model, tokenizer, template)
     encoded = {}
     fixed = {}
     for split, split_rows in rows.items():
         try:
+            if evaluator is None:  # which has left them out
+                num_rows = len(split_rows)
+                split_rows = data.without_overlong(tokenizer, split_rows, config.data, template)
+                left_out[split] = num_rows - len(split_rows)
             encoded[split] = encode(split, split_rows, console.print)
         except DataError as error:
             # A run could do without the loss of rows that it does not learn from.
@@ -317,6 +318,7 @@ def _read_held_out(
         chosen = choose_fixed(split_rows, config.evaluation.eval_rows, config.data.data_seed)
         if len(chosen) < len(split_rows):
             fixed[split] = encode(split, [split_rows[i] for i in chosen])
+    data.report_left_out(console.print, config.data, left_out)
     loss = ReferenceLoss(
         inputs.model,
         learner.parallel,
