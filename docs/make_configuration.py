@@ -43,7 +43,7 @@ _INTRODUCTION = """\
 # Configuration
 
 Every setting of every command, with its type, its default and what it means. `--help_all` of a
-command says the same in the terminal, `--help` what one begins with.
+command says the same of its flags in the terminal, `--help` what one begins with.
 
 A setting is a flag and, under the same name, a line of a YAML file; some that are rarely changed have no flag. What is
 said last counts:
@@ -61,7 +61,8 @@ python -m jaxppo.train --preset tiny --kl_coef 0.1 --eval_splits test
   `None` takes a value away.
 - `~/` at the beginning of a value is the home folder. Where a setting has other names (alias), files have them, too.
 - An unknown name or a value that does not fit is one line that names it, before anything is computed.
-- `config.yaml` of a run folder holds every setting of the run, and `--config` takes it again.
+- `config.yaml` of a run folder holds the settings of the run (those without a flag where they are not the default), and
+  `--config` takes it again.
 - Where a run takes place (`--mesh`, `--distributed` and their like) and how a call behaves (`--resume`, `--quiet`) is
   not part of a run's configuration.
 
@@ -97,7 +98,7 @@ def _group_section(group: type) -> str:
         unread = getattr(command, "UNREAD", ())
         settings = [f"`{spec.name}`" for spec in dataclasses.fields(group) if spec.name in unread]
         if settings:
-            text += f"\n`{name}` has no flags for {', '.join(settings)}.\n"
+            text += f"\n`{name}` does not read {', '.join(settings)}.\n"
     return text + _without_flags(group)
 
 

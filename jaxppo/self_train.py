@@ -141,7 +141,7 @@ def _load_rows(run: run_folder.Run, split: str, template: data.ChatTemplate) -> 
     config = run.config
     rows = data.load_split(config.data, split, config.reward.reads_pddl_for(config.validator))
     data.check_same(config.data.dataset, split, rows)
-    fitting = data.without_overlong(template.tokenizer, rows, config.data, template)
+    fitting = data.without_overlong(template.tokenizer, rows, config.data, template, split)
     data.report_left_out(run.console.print, config.data, {split: len(rows) - len(fitting)})
     return fitting
 

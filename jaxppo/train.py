@@ -152,7 +152,7 @@ def read_inputs(config: TrainConfig, parallel: DataParallel, console: Console) -
     template = data.make_chat_template(models.tokenizer, config.data)
     console.print(f"prompts and completions: {template.describe()}")
     # After the model: only its tokenizer and its chat template know how long a prompt is.
-    fitting = data.without_overlong(models.tokenizer, rows, config.data, template)
+    fitting = data.without_overlong(models.tokenizer, rows, config.data, template, split)
     data.report_left_out(console.print, config.data, {split: len(rows) - len(fitting)})
     # The length of the run, and with it the learning-rate schedule, counts the rows that are left.
     config = config.with_episodes(len(fitting))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from jaxppo import train
-from jaxppo.config import TrainConfig
 from jaxppo.parallel.devices import DataParallel
 from jaxppo.rl.learner import PPO
 
@@ -37,14 +36,14 @@ _make_learner = train.Inputs.learner
 _map_anew = DataParallel.map
 
 
-def _learner(self: train.Inputs, config: TrainConfig, parallel: DataParallel) -> PPO:
+def _learner(self: train.Inputs, parallel: DataParallel) -> PPO:
     """Return the programs of a run, or of one that differs in its folder alone."""
-    run = dataclasses.replace(config.run, output_dir=None, resume=False, allow_changes=())
-    settings = dataclasses.replace(config, run=run)
+    run = dataclasses.replace(self.config.run, output_dir=None, resume=False, allow_changes=())
+    settings = dataclasses.replace(self.config, run=run)
     models = self.models.policy, self.models.value, self.models.adapter, self.models.tokenizer.pad_token_id
     key = repr((settings, models, self.template.end_id, self.prompts.length_gaps, _devices(parallel)))
     if key not in _LEARNERS:
-        _LEARNERS[key] = _make_learner(self, config, parallel)
+        _LEARNERS[key] = _make_learner(self, parallel)
     return _LEARNERS[key]
 
 

@@ -77,8 +77,8 @@ def test_train_writes_the_run_folder_and_logs_what_it_learned_and_what_that_took
     assert [records[-1][name] for name in ("compile/count", "cache/hits", "compile/s")] == [0, 0, 0]
     # It adapts the KL coefficient, and scales scores by the moments of all so far.
     assert max(record["objective/kl"] for record in records) < 4.8
-    # So far below the target of 6 the error is clipped to -0.2: 16 completions of a horizon of 100 each time.
-    expected = [0.05 * (1 - 0.2 * 16 / 100) ** n for n in range(UPDATES)]
+    # So far below the target of 6 the error is clipped to -0.2: 16 completions of a horizon of 10,000 each time.
+    expected = [0.05 * (1 - 0.2 * 16 / 10_000) ** n for n in range(UPDATES)]
     np.testing.assert_allclose([record["objective/kl_coef"] for record in records], expected, rtol=1e-6)
     seen = []
     for samples, record in zip(samples_of(finished), records, strict=True):

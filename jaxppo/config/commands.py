@@ -51,7 +51,7 @@ class EvaluateConfig:
         "audit_rate",
         "target",
     )
-    """Fields of the groups that this command has no flags for."""
+    """Fields of the groups that this command does not read."""
 
     run: RunConfig = field(default_factory=RunConfig)
     data: DataConfig = field(default_factory=DataConfig)

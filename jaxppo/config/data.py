@@ -78,8 +78,8 @@ class DataConfig:
     train_split: str = "train"
     """Split to train on."""
     eval_splits: tuple[str, ...] = DEFAULT_EVAL_SPLITS
-    """Splits to evaluate on (alias --splits); the last is the headline, which the result is about. With none, train and
-    sft do not evaluate. Those of the default that the data do not have are left out, with a line that says so."""
+    """Splits to evaluate on (alias --splits); train and self_train give the result of the last one. With none, train
+    and sft do not evaluate. Those of the default that the data do not have are left out, with a line that says so."""
     prompt_style: str = "atoms"
     """How a problem is written as a prompt, for built-in domains: atoms (its facts as words), brief (in fewer
     words), pddl, or nl (English)."""
@@ -121,8 +121,8 @@ class DataConfig:
     """Solved examples before each prompt, drawn from split `train` of the same data: other problems of the same domain
     and prompt style, chosen by data_seed and the row's id. Reward functions have the plain prompt as `prompts`."""
     input_text_length: tuple[int, int] | None = without_flag(None)
-    """Cut each prompt to a number of tokens drawn once from this range (both ends may come out), such as 2 7, as with
-    TRL 0.11's LengthSampler; for text to be continued."""
+    """Cut each prompt to a number of tokens drawn once from this range (both ends may come out), such as [2, 7], as
+    with TRL 0.11's LengthSampler; for text to be continued."""
 
     def __post_init__(self) -> None:
         if self.input_text_length is not None:

@@ -3,7 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from jaxppo.config.data import DEFAULT_PARTS, as_list, merge_parts
+from jaxppo.config.data import DEFAULT_EVAL_SPLITS, DEFAULT_PARTS, as_list, merge_parts
+
+_SCORE_SCALING = {(False, False): "none", (True, False): "scale", (True, True): "norm"}
+"""Old `use_score_scaling` and `use_score_norm` -> `score_scaling`."""
 
 
 class OldSetting(NamedTuple):
@@ -46,7 +49,7 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
     """
     result = {}
     moved: dict[str, list[str]] = {}
-    for name, value in _with_joined(values).items():
+    for name, value in _with_joined(values, names).items():
         setting = OLD_SETTINGS.get(name)
         # `stream_lengths` is an old name and a present one: text
         # was the old form, a list of KEY=VALUE is the new one.
@@ -72,7 +75,7 @@ def translate_old_settings(values: Mapping[str, Any], names: Collection[str]) ->
     return result
 
 
-def _with_joined(values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_joined(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the settings of a file, those that were two and are one now under its name.
 
     Where the two cannot be one, the old names stay.
@@ -84,20 +87,24 @@ def _with_joined(values: Mapping[str, Any]) -> dict[str, Any]:
     if url is not None and "server" in functions:
         functions = [url if function == "server" else function for function in functions]
         values |= {"reward_funcs": functions, "reward_server_url": None}
-    if "early_stopping" in values:
+    if isinstance(values.get("early_stopping"), bool) and "target_kl" in names:
         # The target had a value in any case, which nothing read without early_stopping.
-        target = values.pop("target_kl", 1.0)
+        target = values.pop("target_kl", None)
         if values.pop("early_stopping"):
-            values["target_kl"] = target
-    if {"use_score_scaling", "use_score_norm"} & values.keys():
-        scales = values.pop("use_score_scaling", False)
-        subtracts_mean = values.pop("use_score_norm", False)
-        values["score_scaling"] = ("norm" if subtracts_mean else "scale") if scales else "none"
+            values["target_kl"] = 1.0 if target is None else target
+    scaling = (values.get("use_score_scaling", False), values.get("use_score_norm", False))
+    has_scaling = "use_score_scaling" in values or "use_score_norm" in values
+    if has_scaling and scaling in _SCORE_SCALING and "score_scaling" not in values:
+        values.pop("use_score_scaling", None)
+        values.pop("use_score_norm", None)
+        values["score_scaling"] = _SCORE_SCALING[scaling]
     if {"input_min_text_length", "input_max_text_length"} <= values.keys():
         lengths = [values.pop("input_min_text_length"), values.pop("input_max_text_length")]
         values["input_text_length"] = None if lengths == [None, None] else lengths
-    if values.pop("filter_overlong_prompts", False) and values.get("max_prompt_length") is None:
-        values["max_prompt_length"] = OLD_PROMPT_LENGTH
+    if isinstance(values.get("filter_overlong_prompts"), bool) and "max_prompt_length" in names:
+        is_filtered = values.pop("filter_overlong_prompts")
+        if is_filtered and values.get("max_prompt_length") is None:
+            values["max_prompt_length"] = OLD_PROMPT_LENGTH
     for old_name, name in (
         ("stop_token_id", "stop_token"),
         ("sentiment_model_path", "reward_model_path"),
@@ -105,12 +112,13 @@ def _with_joined(values: Mapping[str, Any]) -> dict[str, Any]:
         if values.get(old_name) is not None and values.get(name) is None:
             values[name] = values.pop(old_name)
     if values.get("stop_token", "eos") is None:
-        del values["stop_token"]  # it was the same as eos
-    splits = as_list(values.get("eval_splits"))
+        values["stop_token"] = "eos"  # which it meant
+    splits = as_list(values.get("eval_splits", DEFAULT_EVAL_SPLITS))
     headline = values.get("headline_split")
     if headline is not None and headline in splits:
         del values["headline_split"]
-        values["eval_splits"] = [split for split in splits if split != headline] + [headline]
+        if "eval_splits" in values or headline != splits[-1]:
+            values["eval_splits"] = [split for split in splits if split != headline] + [headline]
     return values
 
 
@@ -149,8 +157,8 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "early_stopping": OldSetting("--target_kl with a number says it"),
     "use_score_scaling": OldSetting("say --score_scaling scale"),
     "use_score_norm": OldSetting("say --score_scaling norm"),
-    "input_min_text_length": OldSetting("say --input_text_length LOW HIGH"),
-    "input_max_text_length": OldSetting("say --input_text_length LOW HIGH"),
+    "input_min_text_length": OldSetting("a file has it as input_text_length: [LOW, HIGH]"),
+    "input_max_text_length": OldSetting("a file has it as input_text_length: [LOW, HIGH]"),
     "filter_overlong_prompts": OldSetting("--max_prompt_length leaves longer prompts out"),
     "stop_token_id": OldSetting("say --stop_token with the id"),
     "sentiment_model_path": OldSetting("say --reward_model_path"),
@@ -176,7 +184,10 @@ OLD_SETTINGS: dict[str, OldSetting] = {
     "shuffle_buffer_size": OldSetting("leave it out: all rows are shuffled", (10000,)),
     "reference_prefixes": OldSetting("it made no difference (docs/results.md)", (0,)),
     "dynamic_sampling": OldSetting("it made no difference (docs/results.md)", (False,)),
-    "curriculum": OldSetting("it made no difference (docs/results.md)", ("none",)),
+    "curriculum": OldSetting(
+        "it made no difference (docs/results.md); a run that had one can be exported, and cannot go on",
+        ("none",),
+    ),
     "curriculum_success": OldSetting("it went with curriculum", (1.0,)),
     "curriculum_threshold": OldSetting("it went with curriculum", (0.8,)),
     "max_resample": OldSetting("it went with dynamic_sampling", (3,)),

@@ -58,7 +58,7 @@ class SelfTrainConfig:
         "reward_model_path",
         *TRAINING_REWARD_FIELDS,
     )
-    """Fields of the groups that this command has no flags for."""
+    """Fields of the groups that this command does not read."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))

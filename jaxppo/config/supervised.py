@@ -66,7 +66,7 @@ class SFTConfig:
         "target",
         *TRAINING_REWARD_FIELDS,
     )
-    """Fields of the groups that this command has no flags for."""
+    """Fields of the groups that this command does not read."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=200))
@@ -244,7 +244,7 @@ class RewardModelConfig:
         "lora_path",
         "target",
     )
-    """Fields of the groups that this command has no flags for."""
+    """Fields of the groups that this command does not read."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=lambda: LoopConfig(save_steps=100))

@@ -53,7 +53,7 @@ class TrainConfig:
         "eval_top_k",
         "eval_top_p",
     )
-    """Fields of the groups that this command has no flags for."""
+    """Fields of the groups that this command does not read."""
 
     run: RunConfig = field(default_factory=RunConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)

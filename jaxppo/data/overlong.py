@@ -102,6 +102,7 @@ def without_overlong(
     rows: Sequence[Row],
     config: DataConfig,
     template: ChatTemplate,
+    split: str,
 ) -> list[Row]:
     """Return the rows whose prompt is within `max_prompt_length`, where it is set; all of a stream.
 
@@ -118,8 +119,8 @@ def without_overlong(
     fitting = [row for row, ids in zip(rows, encoded, strict=True) if len(ids) <= max_length]
     if not fitting:
         raise DataError(
-            f"max_prompt_length: expected a prompt of at most {max_length} tokens, got {len(rows)} longer ones, the "
-            f"shortest with {min(map(len, encoded))}"
+            f"max_prompt_length: expected a prompt of at most {max_length} tokens in split {split}, got {len(rows)} "
+            f"longer ones, the shortest with {min(map(len, encoded))}"
         )
     return fitting
 

@@ -117,7 +117,7 @@ class Evaluator:
         self.fixed: dict[str, list[int]] = {}
         longest = 0
         for split, split_rows in loaded_rows.items():
-            fitting, encoded = self._encode(split_rows, data_config)
+            fitting, encoded = self._encode(split_rows, data_config, split)
             self.rows[split] = fitting
             self._encoded[split] = encoded
             self.left_out[split] = len(split_rows) - len(fitting)
@@ -197,12 +197,14 @@ class Evaluator:
                 names |= {f"eval/{split}/{domain}/validity" for domain in domains}
         return names
 
-    def _encode(self, rows: list[Row], config: DataConfig) -> tuple[list[Row], list[list[int]]]:
+    def _encode(
+        self, rows: list[Row], config: DataConfig, split: str
+    ) -> tuple[list[Row], list[list[int]]]:
         """Return the rows whose prompts fit, and the token ids of those prompts."""
         tokenizer = self.decoder.tokenizer
         template = self.decoder.template
         longest = self._max_prompt_length
-        fitting = data.without_overlong(tokenizer, rows, config, template)
+        fitting = data.without_overlong(tokenizer, rows, config, template, split)
         # Where training cuts texts to prompts of random lengths,
         # an evaluation asks for completions of such prompts.
         if config.input_text_length is not None:

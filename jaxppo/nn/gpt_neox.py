@@ -52,6 +52,7 @@ class GPTNeoXConfig(ModelConfig):
     attention_bias: bool = True
 
     def _check_family(self) -> None:
+        check_choice("model_type", self.model_type, ("gpt_neox",))
         check_choice("hidden_act", self.hidden_act, ACTIVATIONS)
         for name in ("use_parallel_residual", "attention_bias"):
             check_bool(name, getattr(self, name))

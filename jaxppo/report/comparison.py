@@ -156,6 +156,8 @@ def _evaluation_setting(run: RunData, name: str) -> Any:
     value = run.settings.get(name)
     if name in _SPLIT_SETTINGS and value:
         return [word for word in value if word.partition("=")[0] not in ("train", "rl")]
+    if name == "eval_splits" and value:
+        return sorted(value)  # the last is the headline, which is compared by itself
     return value
 
 

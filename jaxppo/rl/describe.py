@@ -67,7 +67,7 @@ def print_plan(
         console.warn(
             "top_k, top_p, min_p and repetition_penalty sample from another distribution than the policy's: its "
             "log-probabilities are kept, so the KL estimates are biased upwards and the first ratio is not 1 (with "
-            "--logprobs recompute it is)"
+            "`logprobs: recompute` in a file it is)"
         )
     elif config.sampling.truncates:
         console.warn(

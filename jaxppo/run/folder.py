@@ -12,7 +12,6 @@ from typing import Any
 
 from jaxppo.config import RunConfig
 from jaxppo.config.old_settings import (
-    OLD_PROMPT_LENGTH,
     translate_old_settings,
     with_default_parts,
 )
@@ -325,26 +324,10 @@ def changed_settings(
     )
     changed = {}
     for name, value in saved.items():
-        if (
-            name in CALL_ONLY
-            or (name in current and current[name] == value)
-            or _means_same(name, value, current)
-        ):
+        if name in CALL_ONLY or (name in current and current[name] == value):
             continue
         changed[name] = value
     return changed
-
-
-def _means_same(name: str, saved: Any, current: Mapping[str, Any]) -> bool:
-    """Return whether another value leaves a run as it is: what was the default for the longest prompt, as none is.
-
-    All rows were within it, or were left out as they are now.
-    """
-    return (
-        name == "max_prompt_length"
-        and saved == OLD_PROMPT_LENGTH
-        and current.get(name, saved) is None
-    )
 
 
 def write_json(path: Path, content: Any) -> None:

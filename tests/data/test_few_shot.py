@@ -176,7 +176,7 @@ def test_rewards_see_the_plain_prompt_and_lengths_count_the_examples(rows, token
     assert set(batch.columns) == {*data.column_names(rows), "prompt_ids"}
     assert json.dumps(rows) == before
     config = dataclasses.replace(SMALL, max_prompt_length=prompts.longest - 1)
-    kept = data.without_overlong(tokenizer, rows, config, template)
+    kept = data.without_overlong(tokenizer, rows, config, template, "train")
     assert 0 < len(kept) < len(rows)
     with pytest.raises(DataError, match=rf"max_prompt_length={prompts.longest - 1}\b.*\b{prompts.longest}\b"):
         data.encode_prompts(tokenizer, rows, prompts.longest - 1, template=template)

@@ -38,13 +38,13 @@ def test_prompts_above_a_limit_are_left_out_and_without_one_none(tokenizer):
     rows = [{"id": str(n), "prompt": " ".join(["a"] * n)} for n in (1, 3, 5)]
     template = data.make_chat_template(tokenizer)
     filtering = DataConfig(max_prompt_length=3)
-    assert [row["id"] for row in data.without_overlong(tokenizer, rows, filtering, template)] == ["1", "3"]
+    assert [row["id"] for row in data.without_overlong(tokenizer, rows, filtering, template, "train")] == ["1", "3"]
     # Lengths that prompts are cut to take the place of the limit; the rows of a stream are not all there yet.
     for other in ({"max_prompt_length": None}, {"input_text_length": (1, 2)}, {"dataset": "stream:ferry"}):
         whole = dataclasses.replace(filtering, **other)
-        assert data.without_overlong(tokenizer, rows, whole, template) == rows
-    with pytest.raises(DataError, match=r"max_prompt_length.*\b3\b.*\b1\b.*\b5\b"):
-        data.without_overlong(tokenizer, rows[2:], filtering, template)
+        assert data.without_overlong(tokenizer, rows, whole, template, "train") == rows
+    with pytest.raises(DataError, match=r"max_prompt_length.*\b3\b.*split train.*\b1\b.*\b5\b"):
+        data.without_overlong(tokenizer, rows[2:], filtering, template, "train")
     lines = []
     data.report_left_out(lines.append, DataConfig(max_prompt_length=3), {"train": 1, "test": 0})
     assert len(lines) == 1 and "train" in lines[0]
@@ -61,7 +61,9 @@ def test_plain_prompts_begin_as_the_tokenizer_begins_texts():
         data.encode_prompts(tokenizer, [{"id": "r", "prompt": ""}], 4)
     config = DataConfig(max_prompt_length=3)
     short = {"id": "s", "prompt": "b a"}
-    assert data.without_overlong(tokenizer, [*rows, short], config, data.make_chat_template(tokenizer)) == [short]
+    assert data.without_overlong(tokenizer, [*rows, short], config, data.make_chat_template(tokenizer), "train") == [
+        short
+    ]
     (cut,), (ids,) = data.cut_prompts(tokenizer, rows, 4, (2, 2), seed=0)
     assert (cut["prompt"], ids) == ("on b", whole[:3])
 

@@ -19,8 +19,9 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 # Possessive quantifiers, here and in `steps`: an answer of any length must not take
 # longer than linear time.
 _TAG = re.compile(r"\[plan(?:[ _]end)?\]|</?(?:plan|answer|final_answer)>", re.IGNORECASE)
-# With two levels of braces inside; a box that is never closed, as in an answer that was cut off, ends with the text.
-_BOXED = re.compile(r"\\boxed\s*+\{((?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*\})*)")
+# With two levels of braces inside. A box that has more, or is never closed, as in an answer that was cut off, ends with
+# the text.
+_BOXED = re.compile(r"\\boxed\s*+\{((?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*+\})*+(?=\})|[\s\S]*+)")
 _THOUGHT = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _NEXT_PROBLEM = "[STATEMENT]"
 """What PlanBench's prompts begin a problem with: a model that goes on after its plan writes the next one."""

@@ -78,6 +78,8 @@ WRITTEN = [
     '["(pick-up a)", "(stack a b)"]',
     '{"plan": [{"action": "pick-up", "args": ["a"]}, {"action": "stack", "args": ["a", "b"]}]}',
     "Thus \\boxed{(pick-up a)\\\\ (stack a b)} and so on.\n(put-down a)",
+    "\\boxed{(pick-up a)\n\\text{(stack a b)",
+    "\\boxed{(pick-up a) \\textbf{\\text{\\mathrm{(stack a b)}}}}",
     "$(pick-up a)$\n$(stack a b)$",
     "Try (pick-up b)\n(stack b a)\nNo.\n</think>\n(pick-up a)\n(stack a b)",
     "<answer>\n(pick-up a)\n(stack a b)\n</answer>\n\n(pick-up a) takes a.",
