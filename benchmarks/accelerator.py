@@ -132,17 +132,17 @@ def jaxppo_contestant(work: Workload) -> None:
         )
         learner = setup.learner
         state = learner.init_state(*start)
-        host = setup.initial_host_state()
+        prefetched = None
         reference = learner.reference(state, start.policy)
         del start
         programs = Programs(learner)
         models = flops.of_models(learner.model, learner.value_model, learner.models_of(state))
 
         def update(number: int) -> dict[str, Any]:
-            nonlocal state, host
-            step = train.train_step(training, state, host, number)
+            nonlocal state, prefetched
+            step = train.train_step(training, state, prefetched, number)
             state = jax.block_until_ready(step.state)
-            host = step.host
+            prefetched = step.prefetched
             sequences = step.trajectories.sequences.input_ids.shape
             shapes = flops.Shapes(
                 work.batch,

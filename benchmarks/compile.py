@@ -47,7 +47,7 @@ def first_update(preset: str | None, began: float) -> None:
             reference = setup.learner.reference(state, start.policy)
             milestone("loaded")
             with setup.training(reference) as training:
-                step = train.train_step(training, state, setup.initial_host_state(), 0)
+                step = train.train_step(training, state, None, 0)
             jax.block_until_ready(step.state)
         milestone("updated")
 

@@ -52,13 +52,13 @@ def jaxppo_contestant(work: Workload) -> None:
         reference = setup.learner.reference(state, start.policy)
         del start
 
-        host = setup.initial_host_state()
+        prefetched = None
 
         def update(number: int) -> None:
-            nonlocal state, host
-            step = train.train_step(training, state, host, number)
+            nonlocal state, prefetched
+            step = train.train_step(training, state, prefetched, number)
             state = jax.block_until_ready(step.state)
-            host = step.host
+            prefetched = step.prefetched
 
         with setup.training(reference) as training:
             serve(update)

@@ -146,10 +146,10 @@ SMALL = {
 
 FILES: dict[str, dict[str, object]] = {name: small.raw for name, small in SMALL.items()} | {
     # 3 of 8 dimensions: transformers rotates two pairs.
-    "gpt_neox-odd": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.4, "hidden_act": "gelu_fast"},
+    "gpt_neox-odd": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.4, "hidden_act": "silu"},
     "gpt_neox-unrotated": SIZES | {"model_type": "gpt_neox", "rotary_pct": 0.0},
     "gpt2-unscaled": SMALL["gpt2-untied"].raw
-    | {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "activation_function": "gelu"},
+    | {"scale_attn_weights": False, "reorder_and_upcast_attn": True, "activation_function": "relu"},
     "llama-wide heads": SIZES
     | {"model_type": "llama", "hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8},
     "qwen2-yarn": SIZES | {"model_type": "qwen2", "num_key_value_heads": 4, "rope_parameters": YARN_OF_DEFAULTS},
