@@ -360,6 +360,7 @@ def test_heads_are_products_with_hidden_states(tied):
         ("gpt_neox", "model_type", "gpt2"),
         ("gpt_neox", "rotary_pct", 1.5),
         ("gpt_neox", "use_parallel_residual", "false"),
+        ("gpt2", "model_type", "gpt_neox"),
         ("gpt2", "scale_attn_weights", 1),
         ("llama", "model_type", "bert"),
         ("llama", "mlp_bias", 1),

@@ -49,6 +49,7 @@ class GPT2Config(ModelConfig):
     scale_attn_by_inverse_layer_idx: bool = False
 
     def _check_family(self) -> None:
+        check_choice("model_type", self.model_type, ("gpt2",))
         check_choice("activation_function", self.hidden_act, ACTIVATIONS)
         for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"):
             check_bool(name, getattr(self, name))
