@@ -208,7 +208,8 @@ class Learner(TrainedModels):
     @cached_property
     def activation_budget(self) -> int | None:
         """Bytes that a device has for what a gradient keeps of its rows; None where its memory is not known."""
-        return memory.activation_budget(self.shapes)
+        # Shapes take a trace of all models.
+        return None if memory.device_bytes() is None else memory.activation_budget(self.shapes)
 
     def micro_batches(self, length: int) -> int:
         """Return into how many micro-batches each mini-batch is cut, for rows of `length` tokens."""
@@ -232,7 +233,7 @@ class Learner(TrainedModels):
 
     def sampling_parts(self, prompt_length: int) -> int:
         """Return into how many parts the prompts of an update are cut, which are sampled one after the other."""
-        if prompt_length not in self._sampled_rows:
+        if prompt_length not in self._sampled_rows and memory.device_bytes() is not None:
             self._sampled_rows[prompt_length] = memory.sampled_rows(
                 self.shapes,
                 prompt_length,
@@ -240,7 +241,7 @@ class Learner(TrainedModels):
                 self.config.peft.use_peft,
             )
         prompts = self.config.num_prompts // self.parallel.row_shards
-        fitting = self._sampled_rows[prompt_length]
+        fitting = self._sampled_rows.get(prompt_length)
         at_once = prompts
         if fitting is not None:
             fitting_prompts = max(1, fitting // self.config.rl.group_size)

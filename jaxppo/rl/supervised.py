@@ -153,7 +153,8 @@ class TrainedAlone:
     @cached_property
     def room(self) -> int | None:
         """See `memory.activation_budget`."""
-        return memory.activation_budget(self._shapes)
+        # Shapes take a trace of the model.
+        return None if memory.device_bytes() is None else memory.activation_budget(self._shapes)
 
     @cached_property
     def halving(self) -> Halving:
