@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxppo import data, hf, models
-from jaxppo.config import DataConfig, LoopConfig, SFTConfig
+from jaxppo.config import LoopConfig, SFTConfig
 from jaxppo.config.sources import parse_cli
 from jaxppo.errors import ConfigError, DataError
 from jaxppo.evaluate.evaluator import (
@@ -132,7 +132,7 @@ def _training_rows(
         source = "an endless stream"
     else:
         split = config.data.train_split
-        fitting = data.without_overlong(tokenizer, rows, _prompt_limit(config), template, split)
+        fitting = data.without_overlong(tokenizer, rows, config.prompt_data, template, split)
         num_left_out = len(rows) - len(fitting)
         data.report_left_out(console.print, config.data, {split: num_left_out})
         if not config.augmented:
@@ -284,13 +284,6 @@ def read_inputs(config: SFTConfig, parallel: DataParallel, console: Console) -> 
     return SupervisedInputs(start, model, template, learned, source)
 
 
-def _prompt_limit(config: SFTConfig) -> DataConfig:
-    """Return the settings of the data, without the limit of prompts where there is one of whole rows."""
-    if config.max_length is None:
-        return config.data
-    return dataclasses.replace(config.data, max_prompt_length=None)
-
-
 def _read_held_out(
     config: SFTConfig, inputs: SupervisedInputs, learner: SFT, console: Console
 ) -> HeldOut:
@@ -298,7 +291,6 @@ def _read_held_out(
     tokenizer = inputs.start.tokenizer
     template = inputs.template
     evaluator = None
-    rows = {}
     left_out = {}
     if _scores_answers(config):
         evaluator = _make_evaluator(config, inputs, learner.parallel)
@@ -313,8 +305,9 @@ def _read_held_out(
         try:
             if evaluator is None:  # which has left them out
                 num_rows = len(split_rows)
-                limit = _prompt_limit(config)
-                split_rows = data.without_overlong(tokenizer, split_rows, limit, template, split)
+                split_rows = data.without_overlong(
+                    tokenizer, split_rows, config.prompt_data, template, split
+                )
                 left_out[split] = num_rows - len(split_rows)
             encoded[split] = encode(split, split_rows, console.print)
         except DataError as error:

@@ -1,5 +1,6 @@
 """The settings of `python -m jaxppo.sft` and `python -m jaxppo.reward_model`."""
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -171,6 +172,14 @@ class SFTConfig:
         if self.model_path is not None:
             require_default(self, "tokenizer_path", "with model_path, which has a tokenizer")
         require_default(self.data, "input_text_length", "as sft learns whole rows")
+
+    @property
+    def prompt_data(self) -> DataConfig:
+        """The settings of the data, without their limit of prompts where there is one of whole rows."""
+        if self.max_length is None:
+            return self.data
+        # A long prompt is part of a long row.
+        return dataclasses.replace(self.data, max_prompt_length=None)
 
     def _check_rows(self) -> None:
         """Check what is learned of each row."""

@@ -34,10 +34,8 @@ def limits_of(config: SFTConfig, made_for: int) -> tuple[int | None, RowLimit]:
         config: of the command.
         made_for: tokens that the model was made for, the limit of rows where none is set.
     """
-    if config.max_length is None:
-        return config.data.max_prompt_length, RowLimit(made_for, config.overlong)
-    # A long prompt is part of a long row.
-    return None, RowLimit(config.max_length, config.overlong)
+    max_length = made_for if config.max_length is None else config.max_length
+    return config.prompt_data.max_prompt_length, RowLimit(max_length, config.overlong)
 
 
 def within_limit(
