@@ -7,6 +7,8 @@ from jaxppo.config.data import DEFAULT_EVAL_SPLITS, DEFAULT_PARTS, as_list, merg
 
 _SCORE_SCALING = {(False, False): "none", (True, False): "scale", (True, True): "norm"}
 """Old `use_score_scaling` and `use_score_norm` -> `score_scaling`."""
+_OLD_PROMPT_LENGTH = 512
+"""`max_prompt_length` of older versions with `filter_overlong_prompts`, where none was set."""
 
 
 class OldSetting(NamedTuple):
@@ -79,6 +81,10 @@ def _with_joined(values: Mapping[str, Any], names: Collection[str]) -> dict[str,
     """Return the settings of a file, those that were two and are one now under its name.
 
     Where the two cannot be one, the old names stay.
+
+    Args:
+        values: of the file.
+        names: the settings that the command has.
     """
     values = dict(values)
     # The function `server` had its address in a setting of its own.
@@ -98,13 +104,14 @@ def _with_joined(values: Mapping[str, Any], names: Collection[str]) -> dict[str,
         values.pop("use_score_scaling", None)
         values.pop("use_score_norm", None)
         values["score_scaling"] = _SCORE_SCALING[scaling]
-    if {"input_min_text_length", "input_max_text_length"} <= values.keys():
+    has_lengths = {"input_min_text_length", "input_max_text_length"} <= values.keys()
+    if has_lengths and "input_text_length" not in values:
         lengths = [values.pop("input_min_text_length"), values.pop("input_max_text_length")]
         values["input_text_length"] = None if lengths == [None, None] else lengths
     if isinstance(values.get("filter_overlong_prompts"), bool) and "max_prompt_length" in names:
         is_filtered = values.pop("filter_overlong_prompts")
         if is_filtered and values.get("max_prompt_length") is None:
-            values["max_prompt_length"] = OLD_PROMPT_LENGTH
+            values["max_prompt_length"] = _OLD_PROMPT_LENGTH
     for old_name, name in (
         ("stop_token_id", "stop_token"),
         ("sentiment_model_path", "reward_model_path"),
@@ -138,9 +145,6 @@ def _lost_by_reward_model(default: Any) -> OldSetting:
     advice = "--model_path names a model to start from"
     return OldSetting(advice, (default,), lost_by=("RewardModelConfig",))
 
-
-OLD_PROMPT_LENGTH = 512
-"""`max_prompt_length` of older versions where none was set."""
 
 OLD_SETTINGS: dict[str, OldSetting] = {
     "train_sizes": _moved("sizes", "train", "train=3:2000", "3:2000,4:6000,5:24000"),

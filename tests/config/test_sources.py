@@ -486,6 +486,10 @@ def test_settings_that_were_two_and_are_one_are_read_under_its_name(tmp_path, ol
         ("use_score_scaling: true\nscore_scaling: none", "use_score_scaling"),
         ("headline_split: other", "headline_split"),
         ("input_min_text_length: 2", "input_min_text_length"),
+        (
+            "input_min_text_length: 2\ninput_max_text_length: 7\ninput_text_length: [1, 2]",
+            "input_min_text_length",
+        ),
     ],
 )
 def test_settings_that_cannot_be_one_are_refused_by_their_old_name(tmp_path, text, name):
